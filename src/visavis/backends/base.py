@@ -1,0 +1,232 @@
+"""`ModelInterface`: what every backend is. A backend turns `EngineRequest`s into `TokenEvent`s; preparing, sampling
+rules, detokenising, stop strings, timings and `Completion`s are shared and live here and in `runner.py`."""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from visavis.backends.options import EngineOptions
+from visavis.completion import Completion, Delta, FinishReason, TokenLogprobs
+from visavis.errors import OptionError, RequestError
+from visavis.prompt import Prompt
+from visavis.sampling import ResolvedSampling, SamplingParams
+
+if TYPE_CHECKING:
+    from visavis.families import Family
+
+__all__ = ["Capabilities", "EngineRequest", "LoadInfo", "ModelInterface", "Progress", "TokenEvent"]
+
+Progress = Callable[[str, float], None]
+"""Called as (phase, seconds since the load began) when a phase begins: import, load, compile, warm-up, ready."""
+
+
+@dataclass(frozen=True, slots=True)
+class Capabilities:
+    images: bool = True
+    videos: bool = True
+    logprobs: bool = True
+    prompt_logprobs: bool = False
+    batching: str = "continuous"  # "continuous" | "static" | "none"
+    sampling: frozenset[str] = frozenset()  # names of ResolvedSampling fields the engine can honour
+
+
+@dataclass(frozen=True, slots=True)
+class LoadInfo:
+    """What was loaded and how long each phase took (seconds, in order)."""
+
+    backend: str
+    model: str
+    version: str  # of the engine
+    device: str
+    dtype: str
+    max_model_len: int
+    phases: Mapping[str, float] = field(default_factory=dict)
+    settings: Mapping[str, Any] = field(default_factory=dict)  # effective engine options
+    marks: tuple[str, ...] = ()  # what makes its results not directly comparable: "offloaded", "int8", …
+    interpreter: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineRequest:
+    index: int
+    prompt: Prompt
+    sampling: ResolvedSampling
+
+
+@dataclass(frozen=True, slots=True)
+class TokenEvent:
+    """News of one request. `times` are `time.perf_counter()` of this process, one per token in `token_ids`.
+
+    The last event of a request carries `finish_reason`. An engine reports EOS and stop-token-id ends itself (the
+    ending token included in `token_ids`, its id in `stop_reason`) and "length"; stop strings are found by the runner,
+    which then calls `_abort`.
+    """
+
+    index: int
+    token_ids: tuple[int, ...] = ()
+    times: tuple[float, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+    queue_s: float | None = None  # from submission to the first step it took part in
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+
+
+class ModelInterface(ABC):
+    """A model behind an engine. Use as a context manager, or call `close()`."""
+
+    name: ClassVar[str]
+
+    def __init__(self) -> None:
+        self.family: Family | None = None
+        self.info: LoadInfo | None = None
+        self.sampling_defaults: SamplingParams | None = None
+        self.use_generation_config = False
+
+    # ---- what an engine provides -------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _load(self, options: EngineOptions, progress: Progress) -> LoadInfo:
+        """Loads `self.family.folder`. Raises OptionError for options it cannot honour, ModelError for the folder."""
+
+    @abstractmethod
+    def _run(self, requests: Sequence[EngineRequest]) -> Iterator[TokenEvent]:
+        """Serves the requests together; yields news as it comes, until each has a `finish_reason`."""
+
+    @abstractmethod
+    def _abort(self, index: int) -> None:
+        """Stops a request of the running `_run`; it then yields a last event with finish_reason "abort"."""
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Frees everything."""
+
+    @abstractmethod
+    def capabilities(self) -> Capabilities: ...
+
+    # ---- what users call ---------------------------------------------------------------------------------------
+
+    def load(
+        self, model: str | None = None, options: EngineOptions | None = None, progress: Progress | None = None
+    ) -> Self:
+        """Loads a folder, a hub id, or (None) the bundled model."""
+        from visavis.families import load_family
+
+        start = time.perf_counter()
+        self.family = load_family(model, trust_remote_code=bool(options and options.trust_remote_code))
+        prepared = time.perf_counter() - start
+        info = self._load(options or EngineOptions(), progress or (lambda phase, seconds: None))
+        self.info = replace(info, phases={"tokenizer": prepared, **info.phases})
+        return self
+
+    def prepare(self, messages: Any, **options: Any) -> Prompt:
+        """Messages in any spelling → Prompt. `options` as in `visavis.prepare`."""
+        return self._family().prepare_messages(messages, **options)
+
+    def resolve(self, prompt: Prompt, sampling: SamplingParams | None = None) -> ResolvedSampling:
+        """What will hold for this prompt, each value with its origin."""
+        from visavis import sampling as rules
+
+        family, info = self._family(), self._info()
+        return rules.resolve(
+            sampling,
+            prompt_tokens=len(prompt),
+            max_model_len=info.max_model_len,
+            eos_token_ids=family.eos_token_ids,
+            user_config=self.sampling_defaults,
+            generation_config=family.folder.generation_config if self.use_generation_config else None,
+        )
+
+    def stream_batch(
+        self, prompts: Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> Iterator[Delta]:
+        """Answers all prompts together; deltas of different prompts come interleaved. Closing the iterator aborts."""
+        from visavis.backends.runner import run_batch
+
+        return run_batch(self, prompts, self._per_prompt(prompts, sampling))
+
+    def complete(
+        self, prompts: Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[Completion]:
+        """Answers all prompts together, in their order. A failed request is a Completion with `error` set."""
+        done: dict[int, Completion] = {}
+        for delta in self.stream_batch(prompts, sampling):
+            if delta.completion is not None:
+                done[delta.index] = delta.completion
+        return [done[i] for i in range(len(prompts))]
+
+    def chat(self, messages: Any, **sampling: Any) -> Completion:
+        """One conversation, one answer. Keyword arguments are sampling options. Raises RequestError if it failed."""
+        prompt = self.prepare(messages)
+        completion = self.complete([prompt], SamplingParams.from_mapping(sampling))[0]
+        if completion.error is not None:
+            raise RequestError(completion.error)
+        return completion
+
+    def stream(self, messages: Any, **sampling: Any) -> Iterator[Delta]:
+        """As `chat`, piece by piece; the last Delta has `.completion`."""
+        params = SamplingParams.from_mapping(sampling)
+        for delta in self.stream_batch([self.prepare(messages)], params):
+            yield delta
+            if delta.completion is not None and delta.completion.error is not None:
+                raise RequestError(delta.completion.error)
+
+    def generate(self, prompts: Sequence[str], images: Sequence[Any] | None = None, **sampling: Any) -> list[str]:
+        """One text per prompt, batched. `images[i]` is None, one image, or a list of images for `prompts[i]`."""
+        if images is not None and len(images) != len(prompts):
+            raise OptionError(f"generate: {len(prompts)} prompts but {len(images)} entries in images; give one each")
+        prepared = []
+        for i, text in enumerate(prompts):
+            item = images[i] if images is not None else None
+            items = [] if item is None else list(item) if isinstance(item, list | tuple) else [item]
+            content = [*({"type": "image", "image": image} for image in items), {"type": "text", "text": text}]
+            prepared.append(self.prepare([{"role": "user", "content": content}]))
+        completions = self.complete(prepared, SamplingParams.from_mapping(sampling))
+        for i, completion in enumerate(completions):
+            if completion.error is not None:
+                raise RequestError(f"prompt {i}: {completion.error}")
+        return [c.text for c in completions]
+
+    def close(self) -> None:
+        """Frees the engine and its memory. May be called twice."""
+        if self.info is not None:
+            self._close()
+            self.info = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    # ---- helpers -----------------------------------------------------------------------------------------------
+
+    def _family(self) -> Family:
+        if self.family is None:
+            raise OptionError(f"{self.name}: call load() first")
+        return self.family
+
+    def _info(self) -> LoadInfo:
+        if self.info is None:
+            raise OptionError(f"{self.name}: call load() first (or it was closed)")
+        return self.info
+
+    @staticmethod
+    def _per_prompt(
+        prompts: Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[SamplingParams]:
+        if sampling is None:
+            return [SamplingParams()] * len(prompts)
+        if isinstance(sampling, SamplingParams):
+            return [sampling] * len(prompts)
+        if len(sampling) != len(prompts):
+            raise OptionError(f"{len(prompts)} prompts but {len(sampling)} sampling settings; give one each or one")
+        return list(sampling)

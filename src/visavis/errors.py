@@ -1,0 +1,80 @@
+"""Every error visavis raises on purpose. One line says what is wrong and the way out."""
+
+from __future__ import annotations
+
+__all__ = [
+    "BackendError",
+    "ContextLengthError",
+    "InputError",
+    "MediaError",
+    "MessageError",
+    "MissingExtraError",
+    "ModelError",
+    "OptionError",
+    "RequestError",
+    "VisavisError",
+    "WorkerDiedError",
+    "shorten",
+]
+
+MAX_SHOWN = 64
+
+
+def shorten(value: object, limit: int = MAX_SHOWN) -> str:
+    """`repr(value)` cut at `limit` characters, so that no error ever echoes a whole payload."""
+    if isinstance(value, str | bytes) and len(value) > limit:
+        return f"{value[:limit]!r}… ({len(value)} in all)"
+    shown = repr(value)
+    return shown if len(shown) <= limit else f"{shown[:limit]}…"
+
+
+class VisavisError(Exception):
+    """Base of all errors raised on purpose."""
+
+
+class InputError(VisavisError):
+    """The caller's input is at fault: exit code 2, HTTP 4xx."""
+
+
+class MessageError(InputError):
+    """A chat message cannot be understood; the text names the part, e.g. `messages[0].content[1]`."""
+
+
+class MediaError(InputError):
+    """An image or video cannot be fetched or decoded; the text names the part."""
+
+
+class ModelError(InputError):
+    """A model folder or hub id cannot be used; the text names the missing or broken file."""
+
+
+class OptionError(InputError):
+    """An option is unknown or has a value that cannot be honoured."""
+
+
+class ContextLengthError(InputError):
+    """The prompt does not fit the context; the text gives both numbers."""
+
+
+class MissingExtraError(InputError):
+    """An optional dependency is not installed; the text gives the line that installs it."""
+
+    def __init__(self, what: str, extra: str) -> None:
+        super().__init__(f"{what} needs an extra that is not installed: pip install 'visavis[{extra}]'")
+        self.what = what
+        self.extra = extra
+
+    def __reduce__(self) -> tuple[type[MissingExtraError], tuple[str, str]]:
+        return (MissingExtraError, (self.what, self.extra))
+
+
+class BackendError(VisavisError):
+    """An engine failed; not the caller's fault."""
+
+
+class RequestError(BackendError):
+    """One request failed inside an engine; the others go on."""
+
+
+class WorkerDiedError(BackendError):
+    """A worker process ended while requests were in it; the text carries the tail of its log."""

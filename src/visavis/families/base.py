@@ -1,0 +1,98 @@
+"""`Family`: what a model family decides: template, resize rule, placeholders, positions, box format."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+
+from visavis.chat.types import Conversation
+from visavis.prompt import BoxFormat, PatchRule, Prompt
+
+if TYPE_CHECKING:
+    from visavis.families.folder import ModelFolder
+
+__all__ = ["CountReport", "Family", "MediaCount", "TextTokenizer"]
+
+
+class TextTokenizer(Protocol):
+    """What detokenising and templates need of a tokenizer."""
+
+    vocab_size: int
+    special_ids: frozenset[int]  # every added token marked special, plus bos/eos/pad
+
+    def encode(self, text: str, *, allow_special: bool = False) -> list[int]:
+        """Ids of `text`. Spellings of special tokens are plain text unless `allow_special`."""
+        ...
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Text of `ids`, special tokens spelled out; broken UTF-8 shows as U+FFFD."""
+        ...
+
+    def id_to_token(self, token_id: int) -> str | None: ...
+
+    def token_to_id(self, token: str) -> int | None: ...
+
+
+@dataclass(frozen=True, slots=True)
+class MediaCount:
+    """What one image or video will cost."""
+
+    kind: str
+    where: str
+    source: str
+    original_size: tuple[int, int]  # (height, width), upright
+    size: tuple[int, int]  # after the resize
+    frames: int  # 1 for images
+    tokens: int  # visual tokens
+
+
+@dataclass(frozen=True, slots=True)
+class CountReport:
+    model: str
+    family: str
+    total: int
+    text_tokens: int
+    media: tuple[MediaCount, ...]
+    max_model_len: int
+
+    @property
+    def fits(self) -> bool:
+        return self.total < self.max_model_len
+
+
+class Family(ABC):
+    """One loaded model folder seen from the text side: no weights, no torch."""
+
+    name: ClassVar[str]
+    folder: ModelFolder
+    tokenizer: TextTokenizer
+    eos_token_ids: tuple[int, ...]
+    pad_token_id: int
+    max_model_len: int  # the model's context
+    box_format: BoxFormat
+    patch_rule: PatchRule | None
+
+    @property
+    @abstractmethod
+    def supports_images(self) -> bool: ...
+
+    @property
+    @abstractmethod
+    def supports_videos(self) -> bool: ...
+
+    @abstractmethod
+    def prepare(self, conversation: Conversation, *, add_generation_prompt: bool = True) -> Prompt:
+        """The one path: rendered, resized, expanded, positioned."""
+
+    @abstractmethod
+    def count(self, conversation: Conversation, *, add_generation_prompt: bool = True) -> CountReport:
+        """What `prepare` would give, without resizing a pixel."""
+
+    def prepare_messages(self, messages: Any, *, add_generation_prompt: bool = True, **options: Any) -> Prompt:
+        """Messages in any spelling → Prompt. `options`: `tools`, `policy`, `min_pixels`, `max_pixels`, …
+        as in `visavis.chat.normalize`."""
+        from visavis.chat import normalize
+
+        return self.prepare(normalize(messages, **options), add_generation_prompt=add_generation_prompt)
