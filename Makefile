@@ -1,0 +1,58 @@
+# make demo: two engines, face to face, on the bundled model, offline, on the CPU.
+# make test: the whole test suite.      Both do all of their own set-up in .venv.
+#
+# TORCH=cpu make demo     keeps torch small on Linux without a GPU (CPU build, through uv)
+# PYTHON=python3.12 …     another interpreter than the first of python3.13, 3.12, 3.11, python3
+
+VENV ?= .venv
+PYTHON ?= $(firstword $(foreach p,python3.13 python3.12 python3.11 python3,$(shell command -v $(p) 2>/dev/null)))
+TORCH ?= default
+BIN := $(VENV)/bin
+TORCH_REQUIREMENT = $(shell sed -n 's/^ *"\(torch[<>=][^"]*\)",.*/\1/p' pyproject.toml)
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint typecheck check clean
+
+help:
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -6
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "make: no python3 found; install Python 3.11 or newer" >&2; exit 2; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "make: $(PYTHON) is older than Python 3.11; name another: make $(MAKECMDGOALS) PYTHON=/path/to/python3.12" >&2; exit 2; }
+	@"$(PYTHON)" -m venv "$(VENV)" || \
+	  { echo "make: no venv module; on Debian and Ubuntu: sudo apt-get install python3-venv" >&2; rm -rf "$(VENV)"; exit 2; }
+
+$(VENV)/.torch-$(TORCH): | $(BIN)/python
+	@if [ "$(TORCH)" = cpu ]; then \
+	  echo "Installing the CPU build of torch …" && $(BIN)/pip install -q --disable-pip-version-check uv && \
+	  $(BIN)/uv pip install -q --python $(BIN)/python --torch-backend cpu "$(TORCH_REQUIREMENT)"; fi
+	@touch $@
+
+$(VENV)/.demo: pyproject.toml $(VENV)/.torch-$(TORCH)
+	@echo "Installing visavis and transformers into $(VENV) (the first time: some minutes, mostly torch) …"
+	@$(BIN)/pip install -q --disable-pip-version-check -e ".[hf]"
+	@touch $@
+
+$(VENV)/.dev: pyproject.toml $(VENV)/.demo
+	@echo "Installing what the tests need …"
+	@$(BIN)/pip install -q --disable-pip-version-check -e ".[dev]"
+	@touch $@
+
+demo: $(VENV)/.demo
+	$(BIN)/visavis compare
+
+test: $(VENV)/.dev
+	$(BIN)/python -m pytest $(PYTEST_ARGS)
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+typecheck: $(VENV)/.dev
+	$(BIN)/mypy
+
+check: lint typecheck test
+
+clean:
+	rm -rf $(VENV) build dist .pytest_cache .mypy_cache .ruff_cache
