@@ -8,7 +8,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["BoxFormat", "PatchRule", "PreparedMedia", "Prompt", "Span"]
+__all__ = ["BoxFormat", "ChatSource", "PatchRule", "PreparedMedia", "Prompt", "Span", "Turn"]
 
 BoxFormat = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "ui_tars", "none"]
 
@@ -66,6 +66,27 @@ class PreparedMedia:
     source: str = ""
 
 
+@dataclass(frozen=True, slots=True)
+class Turn:
+    """One message as it was before the template. `parts`: texts, and numbers of items of `Prompt.media`, in order."""
+
+    role: str
+    parts: tuple[str | int, ...]
+    name: str | None = None
+    tool_call_id: str | None = None
+    tool_calls: tuple[dict[str, Any], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ChatSource:
+    """The conversation a prompt was made from, without pixels: for servers that take messages and no token ids."""
+
+    turns: tuple[Turn, ...]
+    tools: tuple[dict[str, Any], ...] = ()
+    template_options: dict[str, Any] = field(default_factory=dict)
+    add_generation_prompt: bool = True
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Prompt:
     """The same input for every engine.
@@ -90,6 +111,8 @@ class Prompt:
     prepare_s: float = 0.0  # seconds spent making this
     processor_inputs: dict[str, npt.NDArray[Any]] = field(default_factory=dict)
     """`generic` family only: what transformers' processor made besides ids (pixel_values and its companions)."""
+    chat: ChatSource | None = None
+    """Filled by `Family.prepare_messages`; None for prompts made from ids alone."""
 
     def __len__(self) -> int:
         return len(self.token_ids)

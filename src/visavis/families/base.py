@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from visavis.chat.types import Conversation
-from visavis.prompt import BoxFormat, PatchRule, Prompt
+from visavis.chat.types import Conversation, Text
+from visavis.prompt import BoxFormat, ChatSource, PatchRule, Prompt, Turn
 
 if TYPE_CHECKING:
     from visavis.families.folder import ModelFolder
 
-__all__ = ["CountReport", "Family", "MediaCount", "TextTokenizer"]
+__all__ = ["CountReport", "Family", "MediaCount", "TextTokenizer", "chat_source"]
 
 
 class TextTokenizer(Protocol):
@@ -95,4 +95,22 @@ class Family(ABC):
         as in `visavis.chat.normalize`."""
         from visavis.chat import normalize
 
-        return self.prepare(normalize(messages, **options), add_generation_prompt=add_generation_prompt)
+        conversation = normalize(messages, **options)
+        prompt = self.prepare(conversation, add_generation_prompt=add_generation_prompt)
+        return replace(prompt, chat=chat_source(conversation, add_generation_prompt))
+
+
+def chat_source(conversation: Conversation, add_generation_prompt: bool) -> ChatSource:
+    """The conversation with each image and video replaced by its number in the order of the text."""
+    numbers = iter(range(len(conversation.media)))
+    turns = tuple(
+        Turn(
+            role=m.role,
+            parts=tuple(p.text if isinstance(p, Text) else next(numbers) for p in m.parts),
+            name=m.name,
+            tool_call_id=m.tool_call_id,
+            tool_calls=m.tool_calls,
+        )
+        for m in conversation.messages
+    )
+    return ChatSource(turns, conversation.tools, dict(conversation.template_options), add_generation_prompt)
