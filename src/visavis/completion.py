@@ -83,6 +83,12 @@ class Completion:
     media_sizes: tuple[MediaSize, ...] = ()
     box_format: BoxFormat = "none"
     alternatives: tuple[Completion, ...] = field(default=())  # the other answers when n > 1
+    reported_tokens: int | None = None  # the answer's tokens as a server counted them that gave no ids
+
+    @property
+    def completion_tokens(self) -> int:
+        """How many tokens the answer has."""
+        return len(self.token_ids) if self.reported_tokens is None else self.reported_tokens
 
     def boxes(self, image: int = 0) -> GroundingResult:
         """Boxes and points of the answer in pixels of the upright original of image number `image`."""

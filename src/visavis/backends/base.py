@@ -76,6 +76,11 @@ class TokenEvent:
     error: str | None = None
     queue_s: float | None = None  # from submission to the first step it took part in
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+    text: str | None = None
+    """Only from servers that give text and no ids: the next piece of the answer. `token_ids` are then empty and
+    `times` holds one stamp per piece."""
+    usage: tuple[int | None, int | None] | None = None
+    """(prompt tokens, answer tokens) as such a server counted them; with the last event."""
 
 
 class ModelInterface(ABC):
