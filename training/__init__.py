@@ -1,0 +1,1 @@
+"""How the bundled model tiny-screen is made: screens, questions, tokenizer, model, training, export, evaluation."""

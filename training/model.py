@@ -1,0 +1,326 @@
+"""The model as it is trained: Qwen2-VL's mathematics on uniform batches, one image prefix shared by many questions.
+
+Parameter names are those of Qwen2-VL checkpoints, so the state dict is the exported file. Weights are float32 masters,
+cast to the activations' dtype where they are used. Shapes: B screens, C cells (28 px squares) a screen, N = 4C patches,
+P prefix tokens, K questions a screen, L tokens a question block, D hidden size.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from training.config import MEAN, MERGE, PATCH, STD, TEMPORAL, Shape
+
+
+class Linear(nn.Linear):
+    """A linear layer that follows its input's dtype."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
+
+
+class LayerNorm(nn.LayerNorm):
+    """LayerNorm that follows its input's dtype."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.layer_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.bias.to(x.dtype), self.eps)
+
+
+class RMSNorm(nn.Module):
+    """Qwen2's RMSNorm."""
+
+    def __init__(self, dim: int, eps: float) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(dim))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding of (..., 64) by angles of the same trailing shape."""
+    a, b = x.chunk(2, -1)
+    return x * cos + torch.cat((-b, a), -1) * sin
+
+
+def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
+    """(B, heads, S, 64) attention; causal aligns the last query with the last key (keys may be longer)."""
+    if q.is_cuda and q.dtype != torch.float32:
+        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)[0]
+    mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril(k.shape[2] - q.shape[2])
+    return F.scaled_dot_product_attention(q, k, v, mask if causal else None)
+
+
+class VisionAttention(nn.Module):
+    def __init__(self, s: Shape) -> None:
+        super().__init__()
+        self.heads = s.v_heads
+        self.qkv = Linear(s.v_dim, 3 * s.v_dim)
+        self.proj = Linear(s.v_dim, s.v_dim)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        b, n, d = x.shape
+        q, k, v = self.qkv(x).view(b, n, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
+        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+        return self.proj(attend(q, k, v, False).transpose(1, 2).reshape(b, n, d))
+
+
+class VisionMlp(nn.Module):
+    def __init__(self, s: Shape) -> None:
+        super().__init__()
+        self.fc1 = Linear(s.v_dim, s.v_hidden)
+        self.fc2 = Linear(s.v_hidden, s.v_dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.fc1(x)
+        return self.fc2(h * torch.sigmoid(1.702 * h))
+
+
+class VisionBlock(nn.Module):
+    def __init__(self, s: Shape) -> None:
+        super().__init__()
+        self.norm1, self.norm2 = LayerNorm(s.v_dim, 1e-6), LayerNorm(s.v_dim, 1e-6)
+        self.attn, self.mlp = VisionAttention(s), VisionMlp(s)
+
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        x = x + self.attn(self.norm1(x), cos, sin)
+        return x + self.mlp(self.norm2(x))
+
+
+class PatchEmbed(nn.Module):
+    def __init__(self, s: Shape) -> None:
+        super().__init__()
+        self.proj = nn.Conv3d(3, s.v_dim, (TEMPORAL, PATCH, PATCH), (TEMPORAL, PATCH, PATCH), bias=False)
+
+    def forward(self, patches: Tensor) -> Tensor:
+        """(B, N, 3·14·14) of one frame: a still image is its frame twice, so both temporal kernels add up."""
+        weight = self.proj.weight.sum(2).flatten(1)
+        return F.linear(patches, weight.to(patches.dtype))
+
+
+class Merger(nn.Module):
+    def __init__(self, s: Shape) -> None:
+        super().__init__()
+        wide = s.v_dim * MERGE * MERGE
+        self.wide = wide
+        self.ln_q = LayerNorm(s.v_dim, 1e-6)
+        self.mlp = nn.Sequential(Linear(wide, wide), nn.GELU(), Linear(wide, s.hidden))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.mlp(self.ln_q(x).view(x.shape[0], -1, self.wide))
+
+
+class Vision(nn.Module):
+    """The vision tower: patches in merge order to one vector a cell."""
+
+    def __init__(self, s: Shape) -> None:
+        super().__init__()
+        self.patch_embed = PatchEmbed(s)
+        self.blocks = nn.ModuleList(VisionBlock(s) for _ in range(s.v_layers))
+        self.merger = Merger(s)
+        self.head_dim = s.v_dim // s.v_heads
+
+    def angles(self, rows: int, columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """cos and sin, (4·rows·columns, head_dim) float32, of a grid counted in cells."""
+        quarter = self.head_dim // 4
+        inv = 1.0 / 10000 ** (torch.arange(quarter, device=device, dtype=torch.float32) / quarter)
+        y, x = torch.meshgrid(torch.arange(2 * rows, device=device), torch.arange(2 * columns, device=device), indexing="ij")
+        grid = torch.stack((y, x), -1).view(rows, 2, columns, 2, 2).transpose(1, 2).reshape(-1, 2)
+        freqs = (grid[:, :, None].float() * inv).flatten(1)
+        both = torch.cat((freqs, freqs), -1)
+        return both.cos(), both.sin()
+
+    def forward(self, patches: Tensor, rows: int, columns: int) -> Tensor:
+        cos, sin = (t.to(patches.dtype) for t in self.angles(rows, columns, patches.device))
+        x = self.patch_embed(patches)
+        for block in self.blocks:
+            x = block(x, cos, sin)
+        return self.merger(x)
+
+
+def patchify(images: Tensor, dtype: torch.dtype) -> Tensor:
+    """uint8 (B, H, W, 3) to normalised patches (B, N, 588) in merge order, as the processor makes them."""
+    b, h, w, _ = images.shape
+    mean = torch.tensor(MEAN, device=images.device)
+    std = torch.tensor(STD, device=images.device)
+    x = ((images.float() / 255 - mean) / std).to(dtype)
+    x = x.view(b, h // 28, 2, PATCH, w // 28, 2, PATCH, 3)
+    return x.permute(0, 1, 4, 2, 5, 7, 3, 6).reshape(b, -1, 3 * PATCH * PATCH)
+
+
+class Attention(nn.Module):
+    def __init__(self, s: Shape) -> None:
+        super().__init__()
+        self.s = s
+        self.q_proj = Linear(s.hidden, s.heads * 64)
+        self.k_proj = Linear(s.hidden, s.kv_heads * 64)
+        self.v_proj = Linear(s.hidden, s.kv_heads * 64)
+        self.o_proj = Linear(s.heads * 64, s.hidden, bias=False)
+
+    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(T, D) to q (T, heads, 64), k and v (T, kv_heads, 64)."""
+        s = self.s
+        parts = (self.q_proj, self.k_proj, self.v_proj)
+        weight = torch.cat([p.weight for p in parts]).to(x.dtype)
+        bias = torch.cat([p.bias for p in parts]).to(x.dtype)
+        out = F.linear(x, weight, bias).view(-1, s.heads + 2 * s.kv_heads, 64)
+        return out.split((s.heads, s.kv_heads, s.kv_heads), 1)  # type: ignore[return-value]
+
+
+class Mlp(nn.Module):
+    def __init__(self, s: Shape) -> None:
+        super().__init__()
+        self.gate_proj = Linear(s.hidden, s.inter, bias=False)
+        self.up_proj = Linear(s.hidden, s.inter, bias=False)
+        self.down_proj = Linear(s.inter, s.hidden, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = torch.cat((self.gate_proj.weight, self.up_proj.weight)).to(x.dtype)
+        gate, up = F.linear(x, weight).chunk(2, -1)
+        return self.down_proj(F.silu(gate) * up)
+
+
+@dataclass(slots=True)
+class Layout:
+    """Sizes and angles of one batch. ``cos``/``sin`` are (B·P + B·K·L, 1, 64)."""
+
+    b: int
+    p: int
+    k: int
+    n: int
+    cos: Tensor
+    sin: Tensor
+
+
+class Layer(nn.Module):
+    def __init__(self, s: Shape) -> None:
+        super().__init__()
+        self.s = s
+        self.input_layernorm = RMSNorm(s.hidden, s.eps)
+        self.post_attention_layernorm = RMSNorm(s.hidden, s.eps)
+        self.self_attn, self.mlp = Attention(s), Mlp(s)
+
+    def forward(self, x: Tensor, at: Layout) -> tuple[Tensor, Tensor, Tensor]:
+        """(T, D) to (T, D), and for gaze supervision the block queries (B, K, L, heads, 64) and prefix keys (B, P, kv, 64)."""
+        q, k, v = self.self_attn.project(self.input_layernorm(x))
+        q, k = rotate(q, at.cos, at.sin), rotate(k, at.cos, at.sin)
+        split = at.b * at.p
+        group = self.s.heads // self.s.kv_heads
+        kp, vp = (t[:split].view(at.b, at.p, -1, 64) for t in (k, v))
+        wide_k, wide_v = (t.repeat_interleave(group, 2).transpose(1, 2) for t in (kp, vp))
+        first = attend(q[:split].view(at.b, at.p, -1, 64).transpose(1, 2), wide_k, wide_v, True)
+        qb = q[split:].view(at.b * at.k, at.n, -1, 64).transpose(1, 2)
+        keys, values = (
+            torch.cat(
+                (
+                    w[:, None].expand(-1, at.k, -1, -1, -1).flatten(0, 1),
+                    t[split:].view(at.b * at.k, at.n, -1, 64).repeat_interleave(group, 2).transpose(1, 2),
+                ),
+                2,
+            )
+            for w, t in ((wide_k, k), (wide_v, v))
+        )
+        then = attend(qb, keys, values, True)
+        out = torch.cat((first.transpose(1, 2).reshape(split, -1), then.transpose(1, 2).reshape(x.shape[0] - split, -1)))
+        x = x + self.self_attn.o_proj(out)
+        x = x + self.mlp(self.post_attention_layernorm(x))
+        return x, q[split:].view(at.b, at.k, at.n, -1, 64), kp
+
+
+class Text(nn.Module):
+    """The language model's body (names as in ``model.*``)."""
+
+    def __init__(self, s: Shape) -> None:
+        super().__init__()
+        self.s = s
+        self.embed_tokens = nn.Embedding(s.vocab, s.hidden)
+        self.layers = nn.ModuleList(Layer(s) for _ in range(s.layers))
+        self.norm = RMSNorm(s.hidden, s.eps)
+
+    def angles(self, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """(3, T) positions to cos and sin (T, 1, 64) float32, mrope sections in order t, h, w."""
+        inv = 1.0 / self.s.theta ** (torch.arange(32, device=positions.device, dtype=torch.float32) / 32)
+        freqs = positions[..., None].float() * inv
+        mixed = torch.cat([part[i] for i, part in enumerate(freqs.split(self.s.sections, -1))], -1)
+        both = torch.cat((mixed, mixed), -1)[:, None]
+        return both.cos(), both.sin()
+
+
+@dataclass(slots=True)
+class Trace:
+    """Everything the losses look at: cell vectors, hidden states (T, D) after each layer, queries and keys a layer."""
+
+    cells: Tensor
+    hidden: list[Tensor]
+    queries: list[Tensor]
+    keys: list[Tensor]
+
+
+class Model(nn.Module):
+    """tiny-screen in training."""
+
+    def __init__(self, s: Shape) -> None:
+        super().__init__()
+        self.s = s
+        self.visual, self.model = Vision(s), Text(s)
+        self._init()
+
+    def _init(self) -> None:
+        for name, p in self.named_parameters():
+            if name.endswith("bias"):
+                nn.init.zeros_(p)
+            elif p.ndim >= 2:
+                fan = p[0].numel()
+                std = 0.02 if "embed_tokens" in name else 1 / math.sqrt(fan)
+                deep = name.endswith(("o_proj.weight", "down_proj.weight", "attn.proj.weight", "fc2.weight"))
+                nn.init.normal_(p, std=std * (0.3 if deep else 1.0))
+
+    def positions(self, head: int, rows: int, columns: int, b: int, k: int, n: int, device: torch.device) -> Tensor:
+        """(3, B·P + B·K·L) mrope positions; every block goes on right after the prefix."""
+        lead = torch.arange(head, device=device).expand(3, -1)
+        y = torch.arange(rows, device=device).repeat_interleave(columns) + head
+        x = torch.arange(columns, device=device).repeat(rows) + head
+        image = torch.stack((torch.full_like(y, head), y, x))
+        after = head + max(rows, columns)
+        close = torch.full((3, 1), after, device=device)
+        prefix = torch.cat((lead, image, close), 1)
+        block = torch.arange(after + 1, after + 1 + n, device=device).expand(3, -1)
+        return torch.cat((prefix.repeat(1, b), block.repeat(1, b * k)), 1)
+
+    def forward(
+        self, images: Tensor, head: Tensor, close: int, blocks: Tensor, dtype: torch.dtype = torch.bfloat16
+    ) -> tuple[Tensor, Trace, Layout]:
+        """uint8 images (B, H, W, 3), head ids (h,), the vision-end id and block ids (B, K, L).
+
+        Returns the last hidden states of the blocks (B, K, L, D), normed, with the trace and layout.
+        """
+        b, height, width, _ = images.shape
+        rows, columns = height // 28, width // 28
+        _, k, n = blocks.shape
+        cells = self.visual(patchify(images, dtype), rows, columns)
+        table = self.model.embed_tokens.weight.to(dtype)
+        lead = F.embedding(head, table).expand(b, -1, -1)
+        end = table[close].expand(b, 1, -1)
+        prefix = torch.cat((lead, cells, end), 1)
+        p = prefix.shape[1]
+        x = torch.cat((prefix.flatten(0, 1), F.embedding(blocks.flatten(), table)))
+        cos, sin = self.model.angles(self.positions(head.numel(), rows, columns, b, k, n, images.device))
+        at = Layout(b, p, k, n, cos.to(dtype), sin.to(dtype))
+        trace = Trace(cells, [], [], [])
+        for layer in self.model.layers:
+            x, q, keys = layer(x, at)
+            trace.hidden.append(x)
+            trace.queries.append(q)
+            trace.keys.append(keys)
+        last = self.model.norm(x[b * p :]).view(b, k, n, -1)
+        return last, trace, at
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Tied output layer."""
+        return F.linear(hidden, self.model.embed_tokens.weight.to(hidden.dtype))
