@@ -3,12 +3,14 @@ rules, detokenising, stop strings, timings and `Completion`s are shared and live
 
 from __future__ import annotations
 
+import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from visavis.backends.options import EngineOptions
 from visavis.completion import Completion, Delta, FinishReason, TokenLogprobs
@@ -55,12 +57,12 @@ class LoadInfo:
 class EngineRequest:
     index: int
     prompt: Prompt
-    sampling: ResolvedSampling
+    sampling: ResolvedSampling  # its `n` is 1: the runner makes n requests of one prompt
 
 
 @dataclass(frozen=True, slots=True)
 class TokenEvent:
-    """News of one request. `times` are `time.perf_counter()` of this process, one per token in `token_ids`.
+    """News of one request. `times` are the model's `clock()` in this process, one per token in `token_ids`.
 
     The last event of a request carries `finish_reason`. An engine reports EOS and stop-token-id ends itself (the
     ending token included in `token_ids`, its id in `stop_reason`) and "length"; stop strings are found by the runner,
@@ -86,13 +88,15 @@ class TokenEvent:
 class ModelInterface(ABC):
     """A model behind an engine. Use as a context manager, or call `close()`."""
 
-    name: ClassVar[str]
+    name: str
 
     def __init__(self) -> None:
         self.family: Family | None = None
         self.info: LoadInfo | None = None
         self.sampling_defaults: SamplingParams | None = None
         self.use_generation_config = False
+        self.clock: Callable[[], float] = time.perf_counter  # what `TokenEvent.times` are measured with
+        self.serving = threading.Lock()  # held while a batch runs: one at a time
 
     # ---- what an engine provides -------------------------------------------------------------------------------
 
@@ -106,11 +110,13 @@ class ModelInterface(ABC):
 
     @abstractmethod
     def _abort(self, index: int) -> None:
-        """Stops a request of the running `_run`; it then yields a last event with finish_reason "abort"."""
+        """Stops a request of the running `_run`; it then yields a last event with finish_reason "abort".
+
+        Called between two events, in the thread that takes them. Unknown and finished indices change nothing."""
 
     @abstractmethod
     def _close(self) -> None:
-        """Frees everything."""
+        """Frees everything, also what a `_load` that failed left behind."""
 
     @abstractmethod
     def capabilities(self) -> Capabilities: ...
@@ -120,15 +126,42 @@ class ModelInterface(ABC):
     def load(
         self, model: str | None = None, options: EngineOptions | None = None, progress: Progress | None = None
     ) -> Self:
-        """Loads a folder, a hub id, or (None) the bundled model."""
+        """Loads a folder, a hub id, or (None) the bundled model. What was loaded before is closed first.
+
+        With `options.warmup` a short answer (to a small image where the model takes images) is generated before this
+        returns, so that the first request pays no lazy initialisation; its time is the phase "warm-up".
+        """
+        options, report = options or EngineOptions(), progress or (lambda phase, seconds: None)
+        self.close()
+        start = self.clock()
+        self._open(model, options)
+        try:
+            report("load", self.clock() - start)
+            opened = self.clock()
+            info = self._load(options, lambda phase, seconds: report(phase, seconds + opened - start))
+            self.info = replace(info, phases={"tokenizer": opened - start, **info.phases})
+            if options.warmup:
+                report("warm-up", self.clock() - start)
+                began = self.clock()
+                self._warm_up()
+                self.info = replace(self.info, phases={**self.info.phases, "warm-up": self.clock() - began})
+        except BaseException:
+            self.info = None
+            self._close()
+            raise
+        report("ready", self.clock() - start)
+        return self
+
+    def _open(self, model: str | None, options: EngineOptions) -> None:
+        """Sets `self.family`."""
         from visavis.families import load_family
 
-        start = time.perf_counter()
-        self.family = load_family(model, trust_remote_code=bool(options and options.trust_remote_code))
-        prepared = time.perf_counter() - start
-        info = self._load(options or EngineOptions(), progress or (lambda phase, seconds: None))
-        self.info = replace(info, phases={"tokenizer": prepared, **info.phases})
-        return self
+        self.family = load_family(model, trust_remote_code=options.trust_remote_code)
+
+    def _warm_up(self) -> None:
+        from visavis.backends.runner import warm_up
+
+        warm_up(self)
 
     def prepare(self, messages: Any, **options: Any) -> Prompt:
         """Messages in any spelling → Prompt. `options` as in `visavis.prepare`."""
@@ -150,7 +183,7 @@ class ModelInterface(ABC):
 
     def stream_batch(
         self, prompts: Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams] | None = None
-    ) -> Iterator[Delta]:
+    ) -> Generator[Delta, None, None]:
         """Answers all prompts together; deltas of different prompts come interleaved. Closing the iterator aborts."""
         from visavis.backends.runner import run_batch
 
@@ -161,9 +194,10 @@ class ModelInterface(ABC):
     ) -> list[Completion]:
         """Answers all prompts together, in their order. A failed request is a Completion with `error` set."""
         done: dict[int, Completion] = {}
-        for delta in self.stream_batch(prompts, sampling):
-            if delta.completion is not None:
-                done[delta.index] = delta.completion
+        with closing(self.stream_batch(prompts, sampling)) as deltas:
+            for delta in deltas:
+                if delta.completion is not None:
+                    done[delta.index] = delta.completion
         return [done[i] for i in range(len(prompts))]
 
     def chat(self, messages: Any, **sampling: Any) -> Completion:
@@ -174,13 +208,14 @@ class ModelInterface(ABC):
             raise RequestError(completion.error)
         return completion
 
-    def stream(self, messages: Any, **sampling: Any) -> Iterator[Delta]:
+    def stream(self, messages: Any, **sampling: Any) -> Generator[Delta, None, None]:
         """As `chat`, piece by piece; the last Delta has `.completion`."""
         params = SamplingParams.from_mapping(sampling)
-        for delta in self.stream_batch([self.prepare(messages)], params):
-            yield delta
-            if delta.completion is not None and delta.completion.error is not None:
-                raise RequestError(delta.completion.error)
+        with closing(self.stream_batch([self.prepare(messages)], params)) as deltas:
+            for delta in deltas:
+                yield delta
+                if delta.completion is not None and delta.completion.error is not None:
+                    raise RequestError(delta.completion.error)
 
     def generate(self, prompts: Sequence[str], images: Sequence[Any] | None = None, **sampling: Any) -> list[str]:
         """One text per prompt, batched. `images[i]` is None, one image, or a list of images for `prompts[i]`."""

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import difflib
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, fields
 from typing import Any, Literal
 
-__all__ = ["DType", "EngineOptions"]
+from visavis.errors import OptionError, shorten
+
+__all__ = ["DType", "EngineOptions", "parse_options", "refuse_unsupported"]
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -27,4 +31,81 @@ class EngineOptions:
     enforce_eager: bool = False
     seed: int = 0
     trust_remote_code: bool = False
+    warmup: bool = True  # generate a short answer before `load` returns
     extra: dict[str, Any] = field(default_factory=dict)  # engine-specific, refused when unknown
+
+
+_DTYPES: dict[str, DType] = {
+    "auto": "auto",
+    "float32": "float32",
+    "fp32": "float32",
+    "float": "float32",
+    "bfloat16": "bfloat16",
+    "bf16": "bfloat16",
+    "float16": "float16",
+    "fp16": "float16",
+    "half": "float16",
+}
+_FROM_ONE = (
+    "threads",
+    "max_model_len",
+    "max_num_seqs",
+    "max_num_batched_tokens",
+    "kv_cache_bytes",
+    "tensor_parallel_size",
+)
+
+
+def parse_options(given: Mapping[str, Any], *, where: str = "options") -> EngineOptions:
+    """From outside data. Raises OptionError for unknown names (with the nearest known one) and unusable values."""
+    known = [f.name for f in fields(EngineOptions)]
+    values: dict[str, Any] = {}
+    for name, value in given.items():
+        if name not in known:
+            near = difflib.get_close_matches(str(name), known, n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}; an engine's own go into extra"
+            raise OptionError(f"{where}: unknown engine option {shorten(name)}; {hint}")
+        if value is not None:
+            try:
+                values[name] = _parse(name, value)
+            except (TypeError, ValueError, OverflowError) as error:
+                raise OptionError(f"{where}: {name} {shorten(value)} is not valid: {error}") from None
+    return EngineOptions(**values)
+
+
+def _parse(name: str, value: Any) -> Any:
+    if name == "dtype":
+        spelled = str(value).removeprefix("torch.").lower()
+        if spelled not in _DTYPES:
+            raise ValueError("auto, float32, bfloat16 or float16 is needed")
+        return _DTYPES[spelled]
+    if name in _FROM_ONE:
+        if isinstance(value, bool) or int(value) != float(value) or int(value) < 1:
+            raise ValueError("a whole number from 1 on is needed")
+        return int(value)
+    if name == "seed":
+        if isinstance(value, bool) or int(value) != float(value) or int(value) < 0:
+            raise ValueError("a whole number from 0 on is needed")
+        return int(value)
+    if name == "gpu_memory_utilization":
+        if isinstance(value, bool) or not 0 < float(value) <= 1:
+            raise ValueError("a part of the GPU's memory is needed, above 0 and up to 1")
+        return float(value)
+    if name in ("enforce_eager", "trust_remote_code", "warmup"):
+        if not isinstance(value, bool):
+            raise ValueError("true or false is needed")
+        return value
+    if name == "extra":
+        if not isinstance(value, Mapping):
+            raise ValueError("a mapping of the engine's own options is needed")
+        return dict(value)
+    if not isinstance(value, str) and not (name == "device" and hasattr(value, "type")):  # a torch.device has one
+        raise ValueError("text is needed")
+    return str(value)
+
+
+def refuse_unsupported(engine: str, options: EngineOptions, supported: Collection[str]) -> None:
+    """Raises OptionError for an option that was set and that `engine` would have to ignore."""
+    for f in fields(EngineOptions):
+        if f.name not in supported and f.name not in ("extra", "warmup") and getattr(options, f.name) != f.default:
+            raise OptionError(f"{engine} has no {f.name}: {shorten(getattr(options, f.name))} cannot be honoured")
