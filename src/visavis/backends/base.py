@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 __all__ = ["Capabilities", "EngineRequest", "LoadInfo", "ModelInterface", "Progress", "TokenEvent"]
 
 Progress = Callable[[str, float], None]
-"""Called as (phase, seconds since the load began) when a phase begins: import, load, compile, warm-up, ready."""
+"""Called as (phase, seconds since the load began) when a phase begins: tokenizer, import, load, compile, warm-up,
+ready."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,9 +135,9 @@ class ModelInterface(ABC):
         options, report = options or EngineOptions(), progress or (lambda phase, seconds: None)
         self.close()
         start = self.clock()
+        report("tokenizer", 0.0)
         self._open(model, options)
         try:
-            report("load", self.clock() - start)
             opened = self.clock()
             info = self._load(options, lambda phase, seconds: report(phase, seconds + opened - start))
             self.info = replace(info, phases={"tokenizer": opened - start, **info.phases})
