@@ -165,11 +165,14 @@ def warm_up(model: ModelInterface) -> None:
     """Two tokens for a short prompt, with a small image where the model takes images."""
     import numpy as np
 
-    content: list[dict[str, object]] = [{"type": "text", "text": "Hello"}]
-    if model._family().supports_images and model.capabilities().images:
+    from visavis.chat.types import Conversation, Image, Message, Text
+
+    family = model._family()
+    parts: tuple[Text | Image, ...] = (Text("Hello"),)
+    if family.supports_images and model.capabilities().images:
         pixels = np.arange(64 * 64 * 3, dtype=np.uint32).reshape(64, 64, 3) % 251
-        content.insert(0, {"type": "image", "image": pixels.astype(np.uint8)})
-    prompt = model.prepare([{"role": "user", "content": content}])
+        parts = (Image(pixels.astype(np.uint8)), *parts)
+    prompt = family.prepare(Conversation((Message("user", parts),)))
     params = SamplingParams(max_tokens=2, ignore_eos="ignore_eos" in model.capabilities().sampling or None)
     try:
         completion = model.complete([prompt], params)[0]

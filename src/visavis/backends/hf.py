@@ -1,0 +1,226 @@
+"""`HuggingFaceModel`: transformers behind the common interface.
+
+Ids and pixel tensors come from us, sampling follows `visavis.sampling` (see `hf_sampling`), so transformers contributes
+the model's arithmetic and its generation loop. Batching is static: up to `max_num_seqs` requests of any settings run in
+one left-padded `generate`, further ones wait for it to end.
+"""
+
+from __future__ import annotations
+
+import gc
+import time
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any
+
+from visavis.backends.bad_words import bad_word_ids
+from visavis.backends.base import Capabilities, EngineRequest, LoadInfo, ModelInterface, Progress, TokenEvent
+from visavis.backends.option_map import check_extra
+from visavis.backends.options import EngineOptions, refuse_unsupported
+from visavis.errors import MissingExtraError
+
+if TYPE_CHECKING:
+    from visavis.backends.hf_generate import TokenHook
+    from visavis.backends.hf_load import LoadedModel
+
+__all__ = ["HuggingFaceModel"]
+
+OPTIONS = frozenset(
+    {"dtype", "device", "threads", "max_model_len", "max_num_seqs", "enforce_eager", "seed", "trust_remote_code"}
+)
+EXTRA = frozenset({"attn_implementation", "cache_implementation", "device_map", "max_memory", "offload_folder"})
+SAMPLING = frozenset(
+    {
+        "max_tokens",
+        "min_tokens",
+        "temperature",
+        "top_p",
+        "top_k",
+        "min_p",
+        "repetition_penalty",
+        "presence_penalty",
+        "frequency_penalty",
+        "seed",
+        "n",
+        "stop",
+        "stop_token_ids",
+        "ignore_eos",
+        "logprobs",
+        "logit_bias",
+        "bad_words",
+        "special_tokens",
+    }
+)
+DEFAULT_MAX_NUM_SEQS = 64
+
+
+class HuggingFaceModel(ModelInterface):
+    """Any folder that transformers' auto classes load, on any device, in any dtype."""
+
+    name = "hf"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._loaded: LoadedModel | None = None
+        self._executor: ThreadPoolExecutor | None = None
+        self._hook: TokenHook | None = None
+        self._aborted: set[int] = set()
+        self._max_num_seqs = DEFAULT_MAX_NUM_SEQS
+        self._cache_implementation: str | None = None
+
+    def capabilities(self) -> Capabilities:
+        family = self._family()
+        return Capabilities(
+            images=family.supports_images, videos=family.supports_videos, batching="static", sampling=SAMPLING
+        )
+
+    # ---- load and close ----------------------------------------------------------------------------------------
+
+    def _load(self, options: EngineOptions, progress: Progress) -> LoadInfo:
+        refuse_unsupported(self.name, options, OPTIONS)
+        extra = check_extra(self.name, options.extra, EXTRA, {})
+        start = time.perf_counter()
+        progress("import", 0.0)
+        try:
+            import torch
+            import transformers
+
+            from visavis.backends.hf_load import load_model
+        except ImportError as error:
+            raise MissingExtraError(f"backend hf ({error})", "hf") from None
+        imported = time.perf_counter() - start
+        progress("load", imported)
+        family = self._family()
+        self._fetch_weights()
+        torch.manual_seed(options.seed)
+        if options.threads is not None:
+            torch.set_num_threads(options.threads)
+        # One thread for life: a new one for each batch would start a new pool of OpenMP threads each time.
+        self._executor = ThreadPoolExecutor(1, "visavis-hf", self._begin_thread, (options.threads,))
+        self._loaded = loaded = load_model(family, options)
+        self._max_num_seqs = options.max_num_seqs or DEFAULT_MAX_NUM_SEQS
+        self._cache_implementation = extra.get("cache_implementation")
+        return LoadInfo(
+            backend=self.name,
+            model=family.folder.name,
+            version=transformers.__version__,
+            device=str(loaded.device),
+            dtype=loaded.dtype,
+            max_model_len=min(options.max_model_len or family.max_model_len, family.max_model_len),
+            phases={"import": imported, "load": time.perf_counter() - start - imported},
+            settings={
+                "max_num_seqs": self._max_num_seqs,
+                "threads": torch.get_num_threads(),
+                "torch": torch.__version__,
+                **loaded.settings,
+            },
+            marks=loaded.marks,
+        )
+
+    def _fetch_weights(self) -> None:
+        from visavis.families.hub import fetch_weights
+
+        fetch_weights(self._family().folder)
+
+    @staticmethod
+    def _begin_thread(threads: int | None) -> None:
+        import torch
+
+        if threads is not None:
+            torch.set_num_threads(threads)  # counts per thread in some builds of OpenMP
+
+    def _close(self) -> None:
+        executor, self._executor = self._executor, None
+        if executor is not None:
+            executor.shutdown(wait=True, cancel_futures=True)
+        loaded, self._loaded = self._loaded, None
+        if loaded is None:
+            return
+        import torch
+
+        on_gpu = loaded.device.type == "cuda"
+        del loaded
+        gc.collect()
+        if on_gpu:
+            torch.cuda.empty_cache()
+
+    # ---- requests ----------------------------------------------------------------------------------------------
+
+    def _abort(self, index: int) -> None:
+        self._aborted.add(index)
+        if self._hook is not None:
+            self._hook.aborted.add(index)
+
+    def _run(self, requests: Sequence[EngineRequest]) -> Iterator[TokenEvent]:
+        submitted = time.perf_counter()
+        self._aborted.clear()
+        for first in range(0, len(requests), self._max_num_seqs):
+            yield from self._run_batch(requests[first : first + self._max_num_seqs], submitted)
+
+    def _run_batch(self, requests: Sequence[EngineRequest], submitted: float) -> Iterator[TokenEvent]:
+        from visavis.backends.hf_generate import Generation, TokenHook
+        from visavis.backends.hf_sampling import RowSampler
+
+        loaded, executor = self._loaded, self._executor
+        assert loaded is not None  # base checked: `info` is set
+        assert executor is not None
+        tokenizer = self._family().tokenizer
+        batch: list[EngineRequest] = []
+        rows: list[RowSampler] = []
+        for request in requests:
+            if request.index in self._aborted:
+                yield TokenEvent(request.index, finish_reason="abort")
+                continue
+            banned = bad_word_ids(tokenizer, request.sampling.bad_words)
+            ids = request.prompt.token_ids
+            try:
+                rows.append(RowSampler(request.sampling, ids, banned, loaded.vocab_size, loaded.device))
+            except ValueError as error:
+                yield TokenEvent(request.index, finish_reason="error", error=str(error))
+                continue
+            batch.append(request)
+        if not batch:
+            return
+        generation = None
+        try:
+            inputs = self._inputs(batch)
+            self._hook = TokenHook(batch, rows, time.perf_counter() - submitted, loaded.dtype)
+            generation = Generation(
+                loaded.module,
+                inputs,
+                self._hook,
+                executor,
+                pad_token_id=self._family().pad_token_id,
+                cache_implementation=self._cache_implementation,
+            )
+            yield from generation
+        except Exception as error:
+            hook, self._hook = self._hook, None
+            lost = hook.unfinished() if hook is not None else batch
+            if len(batch) > 1 and (hook is None or not hook.started):
+                # One request may have spoilt it for all: alone, only that one fails.
+                for request in lost:
+                    yield from self._run_batch([request], submitted)
+            else:
+                for request in lost:
+                    yield TokenEvent(request.index, finish_reason="error", error=_explain(error))
+        finally:
+            if generation is not None:
+                generation.close()
+            self._hook = None
+
+    def _inputs(self, batch: Sequence[EngineRequest]) -> dict[str, Any]:
+        """Left-padded tensors on the model's device; floating-point ones stay float32, the vision tower casts them."""
+        from visavis.engine_inputs import for_hf_batch
+
+        loaded = self._loaded
+        assert loaded is not None
+        tensors = for_hf_batch([request.prompt for request in batch], pad_token_id=self._family().pad_token_id)
+        return {name: value.to(loaded.device) for name, value in tensors.items()}
+
+
+def _explain(error: BaseException) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    if type(error).__name__ == "OutOfMemoryError":
+        return f"hf ran out of memory; lower max_num_seqs or max_tokens, or shrink the images: {text[:200]}"
+    return f"hf failed: {type(error).__name__}: {text[:400]}"
