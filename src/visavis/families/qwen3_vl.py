@@ -1,0 +1,66 @@
+"""Qwen3-VL: arXiv:2511.21631."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import ClassVar
+
+from visavis.chat.types import Video
+from visavis.families.folder import ModelFolder
+from visavis.families.positions import VisualBlock
+from visavis.families.qwen_vl import MediaPlan, QwenVLFamily, asked_size
+from visavis.families.resize import PixelBounds, smart_resize_video
+from visavis.families.tokenizer import Piece
+from visavis.prompt import BoxFormat
+
+__all__ = ["Qwen3VLFamily"]
+
+
+class Qwen3VLFamily(QwenVLFamily):
+    """Cells of 32 pixels; a video is written frame by frame, each between vision markers behind its time as text, and
+    its pixels are bounded over all frames together."""
+
+    name: ClassVar[str] = "qwen3_vl"
+    default_box_format: BoxFormat = "qwen3_vl"
+    default_patch_size: ClassVar[int] = 16
+    default_video_bounds: ClassVar[PixelBounds] = PixelBounds(128 * 32 * 32, 32 * 32 * 768)
+
+    def __init__(self, folder: ModelFolder, *, box_format: str | None = None) -> None:
+        super().__init__(folder, box_format=box_format)
+        self.vision_start_id = self._token_id("vision_start_token_id", "<|vision_start|>")
+        self.vision_end_id = self._token_id("vision_end_token_id", "<|vision_end|>")
+
+    def _video_size(self, video: Video) -> tuple[int, int]:
+        bounds = self.settings.video_bounds.within(video.limits, video.where)
+        if video.total_pixels is not None:
+            bounds = PixelBounds(min(bounds.min_pixels, video.total_pixels), video.total_pixels)
+        height, width = asked_size(video)
+        return smart_resize_video(
+            len(video.frames),
+            height,
+            width,
+            cell=self.patch_rule.cell,
+            temporal=self.patch_rule.temporal_patch_size,
+            bounds=bounds,
+            where=video.where,
+        )
+
+    def _video_pieces(self, plan: MediaPlan) -> list[Piece]:
+        pieces: list[Piece] = []
+        for seconds in self._frame_times(plan):
+            pieces += [f"<{seconds:.1f} seconds>", self.vision_start_id]
+            pieces += [self.video_token_id] * plan.tokens_per_frame
+            pieces.append(self.vision_end_id)
+        return pieces
+
+    def _frame_times(self, plan: MediaPlan) -> list[float]:
+        """Seconds of each temporal patch: the mean of its first and last frame."""
+        times = list(plan.item.timestamps) if isinstance(plan.item, Video) else []
+        temporal = self.patch_rule.temporal_patch_size
+        times += times[-1:] * (-len(times) % temporal)
+        return [(times[i] + times[i + temporal - 1]) / 2 for i in range(0, len(times), temporal)]
+
+    def _video_blocks(self, plan: MediaPlan, starts: Sequence[int]) -> Iterable[VisualBlock]:
+        merge = self.patch_rule.merge_size
+        for start in starts:
+            yield VisualBlock(start, 1, plan.grid[1] // merge, plan.grid[2] // merge)

@@ -1,0 +1,267 @@
+"""What the Qwen-VL families share: plan each item's size, write its tokens, resize, place it on the rope."""
+
+from __future__ import annotations
+
+import time
+from abc import abstractmethod
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from visavis.chat.types import Conversation, Image, Video
+from visavis.errors import MessageError, ModelError
+from visavis.families.base import CountReport, MediaCount
+from visavis.families.common import FolderFamily, media_hash
+from visavis.families.folder import ModelFolder
+from visavis.families.positions import VisualBlock, mrope_positions
+from visavis.families.resize import PixelBounds, frame_share, resize_all, smart_resize
+from visavis.families.tokenizer import Piece
+from visavis.families.vision_config import read_vision_settings
+from visavis.prompt import PatchRule, PreparedMedia, Prompt, Span
+
+__all__ = ["MediaPlan", "QwenVLFamily", "asked_size"]
+
+
+@dataclass(frozen=True, slots=True)
+class MediaPlan:
+    """What one item will become, known from its size alone."""
+
+    item: Image | Video
+    size: tuple[int, int]  # (height, width) after the resize
+    grid: tuple[int, int, int]  # (t, h, w) in patches
+    tokens_per_frame: int  # visual tokens of one step of t
+
+    @property
+    def kind(self) -> str:
+        return "image" if isinstance(self.item, Image) else "video"
+
+    @property
+    def tokens(self) -> int:
+        return self.grid[0] * self.tokens_per_frame
+
+
+@dataclass(frozen=True, slots=True)
+class _Layout:
+    """A conversation written out in ids, no pixel touched yet."""
+
+    text: str
+    canonical_ids: tuple[int, ...]
+    token_ids: tuple[int, ...]
+    plans: tuple[MediaPlan, ...]
+
+
+class QwenVLFamily(FolderFamily):
+    """Qwen2-VL's way, which the others change in places."""
+
+    name: ClassVar[str]
+    image_token: ClassVar[str] = "<|image_pad|>"
+    video_token: ClassVar[str] = "<|video_pad|>"
+    default_patch_size: ClassVar[int] = 14
+    # What transformers' processors take when the folder is silent.
+    default_image_bounds: ClassVar[PixelBounds] = PixelBounds(56 * 56, 28 * 28 * 1280)
+    default_video_bounds: ClassVar[PixelBounds] = PixelBounds(128 * 28 * 28, 28 * 28 * 768)
+    patch_rule: PatchRule
+
+    def __init__(self, folder: ModelFolder, *, box_format: str | None = None) -> None:
+        super().__init__(folder, box_format=box_format)
+        self.settings = read_vision_settings(
+            folder,
+            patch_size=self.default_patch_size,
+            image_default=self.default_image_bounds,
+            video_default=self.default_video_bounds,
+        )
+        self.patch_rule = self.settings.rule
+        self.image_token_id = self._token_id("image_token_id", self.image_token)
+        self.video_token_id = self._token_id("video_token_id", self.video_token)
+
+    @property
+    def supports_images(self) -> bool:
+        return True
+
+    @property
+    def supports_videos(self) -> bool:
+        return True
+
+    def _token_id(self, key: str, spelling: str) -> int:
+        token_id = self.tokenizer.token_to_id(spelling)
+        declared = self.folder.config.get(key, token_id)
+        if token_id is None or declared != token_id:
+            raise ModelError(
+                f"{self.folder.name}: {key} is {declared} in config.json and {spelling} is {token_id} in the tokenizer"
+            )
+        return token_id
+
+    # ---- the two calls ---------------------------------------------------------------------------------------------
+
+    def prepare(self, conversation: Conversation, *, add_generation_prompt: bool = True) -> Prompt:
+        """Raises MessageError, MediaError (aspect ratio), ContextLengthError."""
+        start = time.perf_counter()
+        layout = self._lay_out(conversation, add_generation_prompt)
+        self._check_fits(len(layout.token_ids), [self._report(p) for p in layout.plans])
+        media = self._media(layout)
+        positions, delta = mrope_positions(len(layout.token_ids), self._blocks(layout))
+        return Prompt(
+            model=self.folder.name,
+            family=self.name,
+            text=layout.text,
+            canonical_ids=layout.canonical_ids,
+            token_ids=layout.token_ids,
+            position_ids=positions,
+            rope_delta=delta,
+            media=media,
+            patch_rule=self.patch_rule,
+            image_token_id=self.image_token_id,
+            video_token_id=self.video_token_id,
+            box_format=self.box_format,
+            prepare_s=time.perf_counter() - start,
+        )
+
+    def count(self, conversation: Conversation, *, add_generation_prompt: bool = True) -> CountReport:
+        """The numbers of `prepare` from sizes alone; a prompt too long is reported, not refused."""
+        layout = self._lay_out(conversation, add_generation_prompt)
+        media = tuple(self._report(p) for p in layout.plans)
+        total = len(layout.token_ids)
+        text = total - sum(m.tokens for m in media)
+        return CountReport(self.folder.name, self.name, total, text, media, self.max_model_len)
+
+    # ---- what families change --------------------------------------------------------------------------------------
+
+    @abstractmethod
+    def _video_pieces(self, plan: MediaPlan) -> list[Piece]:
+        """What stands in the expanded prompt for a video's placeholder."""
+
+    def _video_size(self, video: Video) -> tuple[int, int]:
+        """(height, width) of a frame after the resize: each frame is bounded like an image."""
+        bounds = self.settings.video_bounds.within(video.limits, video.where)
+        total = self.settings.video_total_pixels if video.total_pixels is None else video.total_pixels
+        if total is not None:
+            bounds = frame_share(bounds, total, len(video.frames), self.patch_rule.temporal_patch_size)
+        return smart_resize(*asked_size(video), cell=self.patch_rule.cell, bounds=bounds, where=video.where)
+
+    def _video_interval(self, video: Video) -> float:
+        """Step of the time axis from one temporal patch to the next."""
+        return 1.0
+
+    def _video_blocks(self, plan: MediaPlan, starts: Sequence[int]) -> Iterable[VisualBlock]:
+        """The rope blocks of a video whose visual tokens sit at `starts`."""
+        merge = self.patch_rule.merge_size
+        t, h, w = plan.grid
+        interval = self._video_interval(plan.item) if isinstance(plan.item, Video) else 1.0
+        yield VisualBlock(starts[0], t, h // merge, w // merge, interval)
+
+    # ---- steps -----------------------------------------------------------------------------------------------------
+
+    def plan(self, item: Image | Video) -> MediaPlan:
+        """Size, grid and tokens of an item. Raises MediaError."""
+        rule = self.patch_rule
+        if isinstance(item, Image):
+            bounds = self.settings.image_bounds.within(item.limits, item.where)
+            size = smart_resize(*asked_size(item), cell=rule.cell, bounds=bounds, where=item.where)
+            steps = 1
+        else:
+            size = self._video_size(item)
+            steps = -(-len(item.frames) // rule.temporal_patch_size)
+        height, width = size[0] // rule.patch_size, size[1] // rule.patch_size
+        return MediaPlan(item, size, (steps, height, width), height * width // rule.merge_size**2)
+
+    def _lay_out(self, conversation: Conversation, add_generation_prompt: bool) -> _Layout:
+        rendered = self.template.render(conversation, add_generation_prompt=add_generation_prompt)
+        plans = tuple(self.plan(item) for item in conversation.media)
+        images = iter([p for p in plans if p.kind == "image"])
+        videos = iter([p for p in plans if p.kind == "video"])
+        self._check_placeholders(rendered.pieces, plans)
+        expanded: list[Piece] = []
+        for piece in rendered.pieces:
+            if piece == self.image_token_id:
+                expanded += [self.image_token_id] * next(images).tokens
+            elif piece == self.video_token_id:
+                expanded += self._video_pieces(next(videos))
+            else:
+                expanded.append(piece)
+        return _Layout(
+            rendered.text,
+            tuple(self.tokenizer.encode_pieces(rendered.pieces)),
+            tuple(self.tokenizer.encode_pieces(expanded)),
+            plans,
+        )
+
+    def _check_placeholders(self, pieces: Sequence[Piece], plans: Sequence[MediaPlan]) -> None:
+        """The template must have written one placeholder for each item."""
+        for kind, token_id in (("image", self.image_token_id), ("video", self.video_token_id)):
+            written, given = pieces.count(token_id), sum(p.kind == kind for p in plans)
+            if written != given:
+                raise MessageError(
+                    f"the messages have {given} {kind}s, but the chat template of {self.folder.name} wrote {written} "
+                    f"placeholders for them (a template may show media in user turns only)"
+                )
+
+    def _media(self, layout: _Layout) -> tuple[PreparedMedia, ...]:
+        pixels = resize_all([(_pixels(p.item), p.size) for p in layout.plans])
+        at = {k: np.flatnonzero(np.asarray(layout.token_ids) == i) for k, i in self._kinds()}
+        canonical = {k: np.flatnonzero(np.asarray(layout.canonical_ids) == i) for k, i in self._kinds()}
+        used = {"image": 0, "video": 0}
+        seen = {"image": 0, "video": 0}
+        media: list[PreparedMedia] = []
+        for plan, array in zip(layout.plans, pixels, strict=True):
+            kind, item = plan.kind, plan.item
+            places = at[kind][used[kind] : used[kind] + plan.tokens]
+            used[kind] += plan.tokens
+            video = item if isinstance(item, Video) else None
+            timestamps = video.timestamps if video else None
+            media.append(
+                PreparedMedia(
+                    kind="video" if video else "image",
+                    pixels=array,
+                    original_size=item.size,
+                    size=plan.size,
+                    grid=plan.grid,
+                    num_tokens=plan.tokens,
+                    span=Span(int(places[0]), int(places[-1] - places[0]) + 1),
+                    canonical_span=Span(int(canonical[kind][seen[kind]]), 1),
+                    content_hash=media_hash(kind, array, timestamps),
+                    fps=video.fps if video else None,
+                    timestamps=timestamps,
+                    where=item.where,
+                    source=item.source,
+                )
+            )
+            seen[kind] += 1
+        return tuple(media)
+
+    def _blocks(self, layout: _Layout) -> list[VisualBlock]:
+        ids = np.asarray(layout.token_ids)
+        merge = self.patch_rule.merge_size
+        at = {k: np.flatnonzero(ids == i) for k, i in self._kinds()}
+        used = {"image": 0, "video": 0}
+        blocks: list[VisualBlock] = []
+        for plan in layout.plans:
+            places = at[plan.kind][used[plan.kind] : used[plan.kind] + plan.tokens]
+            used[plan.kind] += plan.tokens
+            if plan.kind == "image":
+                blocks.append(VisualBlock(int(places[0]), 1, plan.grid[1] // merge, plan.grid[2] // merge))
+            else:
+                starts = [int(i) for i in places[:: plan.tokens_per_frame]]
+                blocks += self._video_blocks(plan, starts)
+        return sorted(blocks, key=lambda block: block.start)
+
+    def _kinds(self) -> tuple[tuple[str, int], tuple[str, int]]:
+        return ("image", self.image_token_id), ("video", self.video_token_id)
+
+    def _report(self, plan: MediaPlan) -> MediaCount:
+        item = plan.item
+        frames = len(item.frames) if isinstance(item, Video) else 1
+        return MediaCount(plan.kind, item.where, item.source, item.size, plan.size, frames, plan.tokens)
+
+
+def _pixels(item: Image | Video) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
+    return item.pixels if isinstance(item, Image) else item.frames
+
+
+def asked_size(item: Image | Video) -> tuple[int, int]:
+    """(height, width) to start from: `resized_height` and `resized_width` where they are given."""
+    limits = item.limits
+    if limits.resized_height is not None and limits.resized_width is not None:
+        return limits.resized_height, limits.resized_width
+    return item.size

@@ -1,0 +1,101 @@
+"""Image and video settings of Qwen-VL folders: `preprocessor_config.json` and its newer relatives, checked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from visavis.errors import ModelError, shorten
+from visavis.families.folder import ModelFolder
+from visavis.families.resize import PixelBounds
+from visavis.prompt import PatchRule
+
+__all__ = ["VisionSettings", "read_vision_settings"]
+
+_CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+_CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+_BICUBIC = 3
+
+
+@dataclass(frozen=True, slots=True)
+class VisionSettings:
+    """`video_bounds` are of one frame for Qwen2-VL and Qwen2.5-VL, of all frames together for Qwen3-VL.
+    `video_total_pixels`: what all frames of a Qwen2-VL video may have together; None for no such bound."""
+
+    rule: PatchRule
+    image_bounds: PixelBounds
+    video_bounds: PixelBounds
+    video_total_pixels: int | None
+
+
+def read_vision_settings(
+    folder: ModelFolder, *, patch_size: int, image_default: PixelBounds, video_default: PixelBounds
+) -> VisionSettings:
+    """What the folder says, with the family's values where it is silent. Raises ModelError."""
+    if not folder.preprocessor_config:
+        raise ModelError(f"{folder.name}: preprocessor_config.json is missing in {folder.path}: image sizes unknown")
+    image, video = folder.preprocessor_config, folder.video_preprocessor_config
+    rule = _rule(folder, image, patch_size)
+    video_rule = _rule(folder, video, patch_size)
+    if video_rule != rule:
+        raise ModelError(f"{folder.name}: images and videos are declared with different patches or normalisation")
+    total = None
+    if video.get("cap_pixels_per_frame"):
+        total = int(int(video.get("max_video_tokens", 128000)) * rule.cell**2 * 0.9)
+    separate = video is not image
+    return VisionSettings(
+        rule=rule,
+        image_bounds=_bounds(folder, image, image_default),
+        # Without a video file transformers takes the image's bounds for both.
+        video_bounds=_bounds(folder, video, video_default if separate else image_default),
+        video_total_pixels=total,
+    )
+
+
+def _rule(folder: ModelFolder, config: Mapping[str, Any], patch_size: int) -> PatchRule:
+    for name, wanted in (("do_resize", True), ("resample", _BICUBIC)):
+        if config.get(name, wanted) != wanted:
+            raise ModelError(f"{folder.name}: preprocessor {name} {shorten(config[name])} is not supported")
+    normalise = config.get("do_normalize", True)
+    return PatchRule(
+        patch_size=_number(folder, config, "patch_size", patch_size),
+        merge_size=_number(folder, config, "merge_size", 2),
+        temporal_patch_size=_number(folder, config, "temporal_patch_size", 2),
+        mean=_triple(folder, config.get("image_mean", _CLIP_MEAN)) if normalise else (0.0, 0.0, 0.0),
+        std=_triple(folder, config.get("image_std", _CLIP_STD)) if normalise else (1.0, 1.0, 1.0),
+        rescale=float(config.get("rescale_factor", 1 / 255)) if config.get("do_rescale", True) else 1.0,
+    )
+
+
+def _bounds(folder: ModelFolder, config: Mapping[str, Any], default: PixelBounds) -> PixelBounds:
+    """`min_pixels`/`max_pixels` win over `size`, as in transformers."""
+    size = config.get("size")
+    size = size if isinstance(size, Mapping) else {}
+
+    def pick(name: str, edge: str, fallback: int) -> int:
+        for value in (config.get(name), size.get(edge), size.get(name), fallback):
+            if value is not None:
+                return int(value)
+        return fallback
+
+    low = pick("min_pixels", "shortest_edge", default.min_pixels)
+    high = pick("max_pixels", "longest_edge", default.max_pixels)
+    if not 0 < low <= high:
+        raise ModelError(f"{folder.name}: preprocessor_config.json bounds pixels from {low} to {high}")
+    return PixelBounds(low, high)
+
+
+def _number(folder: ModelFolder, config: Mapping[str, Any], name: str, default: int) -> int:
+    value = config.get(name, default)
+    if not isinstance(value, int) or value < 1:
+        raise ModelError(f"{folder.name}: preprocessor_config.json: {name} {shorten(value)} is not a size")
+    return value
+
+
+def _triple(folder: ModelFolder, values: Any) -> tuple[float, float, float]:
+    try:
+        first, second, third = (float(v) for v in values)
+    except (TypeError, ValueError):
+        raise ModelError(f"{folder.name}: preprocessor_config.json: {shorten(values)} is not three numbers") from None
+    return first, second, third
