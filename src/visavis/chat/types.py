@@ -8,7 +8,18 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["Conversation", "Image", "Message", "Part", "PixelLimits", "Role", "Text", "Video", "VideoSampling"]
+__all__ = [
+    "Conversation",
+    "Image",
+    "Message",
+    "Part",
+    "PixelLimits",
+    "Role",
+    "Text",
+    "Video",
+    "VideoDefaults",
+    "VideoSampling",
+]
 
 Role = Literal["system", "user", "assistant", "tool"]
 
@@ -33,6 +44,21 @@ class VideoSampling:
     max_frames: int | None = None
     video_start: float | None = None
     video_end: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VideoDefaults:
+    """A model family's rule for picking frames where the message does not say (see `visavis.chat.frames`).
+
+    The field's defaults are qwen-vl-utils'. transformers' `Qwen2VLVideoProcessor` is `spacing="stride"`, its
+    `Qwen3VLVideoProcessor` is `frame_factor=1`.
+    """
+
+    fps: float = 2.0
+    min_frames: int = 4
+    max_frames: int = 768
+    frame_factor: int = 2  # the number of frames becomes a multiple of it
+    spacing: Literal["endpoints", "stride"] = "endpoints"  # last frame included, or one frame at each stride's start
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +114,8 @@ class Message:
     parts: tuple[Part, ...]
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: tuple[dict[str, Any], ...] = ()
+    tool_calls: tuple[dict[str, Any], ...] = ()  # OpenAI shape, `function.arguments` always an object
+    reasoning_content: str | None = None  # an assistant's thinking, for templates that render it
 
 
 @dataclass(frozen=True, slots=True)

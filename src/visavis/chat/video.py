@@ -1,0 +1,284 @@
+"""The one decoder of videos: PyAV (the `video` extra), the family's sampling rule, upright frames, true times.
+
+A first pass reads packets without decoding them, for the time of every frame; the second decodes only what the wanted
+frames need, jumping to keyframes over long stretches. Frames are matched by time stamp, so variable frame rates,
+edit lists and reordered frames come out right. Colours are FFmpeg's conversion to RGB (the stream's own matrix and
+range); transparency is composited on the background; rotation and mirroring marks are applied; sound is ignored.
+"""
+
+from __future__ import annotations
+
+import bisect
+import struct
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from fractions import Fraction
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from visavis.chat.fetch import FetchPolicy
+from visavis.chat.frames import sample_frames
+from visavis.chat.image import WHITE, Background
+from visavis.chat.samples import over_background
+from visavis.chat.sources import Source
+from visavis.chat.types import Video, VideoDefaults, VideoSampling
+from visavis.errors import MediaError, MissingExtraError, shorten
+
+__all__ = ["check_video_pixels", "decode_video"]
+
+_HIDDEN_FRAMES = {"vp8"}
+"""Codecs whose packets do not all show a picture: their frames are counted by decoding."""
+_RATE_TOLERANCE = Fraction(1, 50)
+
+
+@dataclass(frozen=True, slots=True)
+class _Timeline:
+    """When every frame is shown. `stamps` in `time_base` units, rising; None when the file has none."""
+
+    stamps: list[int] | None
+    keys: list[int]  # stamps one can jump to
+    times: list[float]  # seconds from the first frame
+    rate: float  # frames per second
+    duration: float
+
+
+def decode_video(
+    source: Source,
+    *,
+    sampling: VideoSampling,
+    defaults: VideoDefaults,
+    policy: FetchPolicy,
+    background: Background = WHITE,
+) -> Video:
+    """The frames of an opened video file that the sampling rule takes (`visavis.chat.frames`).
+
+    `Video.timestamps` are the frames' own, in seconds from the first one; `source_fps` is the container's rate unless
+    the stamps contradict it by more than 2 %, then their average. Raises MediaError for what is no video, is broken,
+    cut off or over the policy's caps, and MissingExtraError without PyAV.
+    """
+    kind = source.kind
+    if kind.family != "video" and kind.name != "GIF":
+        what = (
+            "is empty (0 bytes)"
+            if kind.name == "empty"
+            else f"is {kind.name if kind.family == 'other' else f'an image ({kind.name})'}, not a video"
+        )
+        raise MediaError(what + ("; give it as an image part" if kind.family == "image" else ""))
+    demuxer = "gif" if kind.name == "GIF" else kind.decoder
+    with _guarded(kind.name):
+        with _opened(source, demuxer) as (container, stream):
+            _check_frame(stream.codec_context.width, stream.codec_context.height, policy)
+            if stream.codec_context.name in _HIDDEN_FRAMES:
+                timeline = None
+            else:
+                timeline = _read_timeline(container, stream, kind.name)
+        if timeline is None:
+            with _opened(source, demuxer) as (container, stream):
+                timeline = _decode_timeline(container, stream)
+        wanted, fps = sample_frames(timeline.times, timeline.rate, sampling, defaults)
+        frames = _decode(source, demuxer, timeline, wanted, policy, background)
+    return Video(
+        frames=frames,
+        timestamps=tuple(timeline.times[i] for i in wanted),
+        fps=fps,
+        source_fps=timeline.rate,
+        frame_indices=tuple(wanted),
+        total_frames=len(timeline.times),
+        duration=timeline.duration,
+        source=source.name,
+    )
+
+
+def check_video_pixels(frames: int, height: int, width: int, policy: FetchPolicy) -> None:
+    """Raises MediaError when that many frames of that size are over the policy's cap."""
+    total = frames * height * width
+    if total > policy.max_video_pixels:
+        raise MediaError(
+            f"would be {frames} frames of {width}×{height} = {total:,} pixels, over the cap of "
+            f"{policy.max_video_pixels:,}; lower fps, nframes or max_frames, or make the video smaller"
+        )
+
+
+def _check_frame(width: int, height: int, policy: FetchPolicy) -> None:
+    if width * height > policy.max_pixels:
+        raise MediaError(
+            f"has frames of {width}×{height} = {width * height:,} pixels, over the cap of {policy.max_pixels:,}"
+        )
+
+
+@contextmanager
+def _guarded(name: str) -> Iterator[None]:
+    """Turns whatever FFmpeg throws at broken data into a MediaError."""
+    try:
+        yield
+    except (MediaError, MissingExtraError, MemoryError):
+        raise
+    except Exception as error:  # av.FFmpegError, and plain errors from inside PyAV
+        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        reason = shorten(reason, 100).strip("'\"")
+        raise MediaError(f"is a broken {name} video: {reason}") from None
+
+
+@contextmanager
+def _opened(source: Source, demuxer: str) -> Iterator[tuple[Any, Any]]:
+    """(container, its video stream), from the start.
+
+    Opened as a file object with the demuxer named: FFmpeg left to guess would follow playlists that name other
+    files and URLs.
+    """
+    try:
+        import av
+    except ImportError:
+        raise MissingExtraError("reading a video file", "video") from None
+
+    source.stream.seek(0)
+    with av.open(source.stream, format=demuxer, metadata_errors="replace") as container:
+        pictures = getattr(av.stream.Disposition, "attached_pic", 0)
+        streams = [s for s in container.streams.video if not s.disposition & pictures]
+        if not streams:
+            raise MediaError("has no video track")
+        streams[0].thread_type = "AUTO"
+        yield container, streams[0]
+
+
+def _read_timeline(container: Any, stream: Any, name: str) -> _Timeline | None:
+    """From packets alone; None when they do not carry a time each."""
+    stamps: list[int] = []
+    keys: list[int] = []
+    packets = 0
+    latest, last_duration = -(1 << 63), 0
+    for packet in container.demux(stream):
+        if packet.size == 0:  # the flush at the end
+            continue
+        packets += 1
+        if packet.is_discard:  # cut away by an edit list
+            continue
+        if packet.pts is None:
+            return None
+        if packet.pts > latest:
+            latest, last_duration = packet.pts, packet.duration or 0
+        stamps.append(packet.pts)
+        if packet.is_keyframe:
+            keys.append(packet.pts)
+    if name in ("MP4", "QuickTime") and packets < stream.frames:
+        raise MediaError(f"is cut off: {packets} of its {stream.frames} frames are there")
+    if not stamps:
+        raise MediaError("has no frames")
+    unique = sorted(set(stamps))
+    if len(unique) != len(stamps):
+        return None
+    return _timeline(unique, sorted(keys), stream, last_duration)
+
+
+def _decode_timeline(container: Any, stream: Any) -> _Timeline:
+    """By decoding every frame: slow, always right."""
+    stamps = [frame.pts for frame in container.decode(stream)]
+    if not stamps:
+        raise MediaError("has no frames that can be decoded")
+    known = [s for s in stamps if s is not None]
+    if len(known) == len(stamps) and all(a < b for a, b in pairwise(known)):
+        return _timeline(known, [], stream, 0)
+    rate = Fraction(stream.average_rate or stream.guessed_rate or 25)
+    times = [float(i / rate) for i in range(len(stamps))]
+    return _Timeline(None, [], times, float(rate), float(len(stamps) / rate))
+
+
+def _timeline(stamps: list[int], keys: list[int], stream: Any, last_duration: int) -> _Timeline:
+    base = Fraction(stream.time_base)
+    declared = stream.average_rate or stream.guessed_rate
+    rate = Fraction(declared) if declared else None
+    if len(stamps) > 1:
+        measured = (len(stamps) - 1) / ((stamps[-1] - stamps[0]) * base)
+        if rate is None or abs(rate - measured) > measured * _RATE_TOLERANCE:
+            rate = measured
+    rate = rate or Fraction(1)
+    times = [float((s - stamps[0]) * base) for s in stamps]
+    last = float(last_duration * base) or float(1 / rate)
+    return _Timeline(stamps, keys, times, float(rate), times[-1] + last)
+
+
+def _decode(
+    source: Source, demuxer: str, timeline: _Timeline, wanted: list[int], policy: FetchPolicy, background: Background
+) -> npt.NDArray[np.uint8]:
+    """uint8 (len(wanted), height, width, 3)."""
+    frames: npt.NDArray[np.uint8] | None = None
+    places: dict[int, list[int]] = {}
+    for place, index in enumerate(wanted):
+        places.setdefault(index, []).append(place)
+    for jumping in (True, False):
+        missing = dict(places)
+        with _opened(source, demuxer) as (container, stream):
+            for index, frame in _walk(container, stream, timeline, sorted(places), jumping):
+                _check_frame(frame.width, frame.height, policy)
+                if frames is None:
+                    check_video_pixels(len(wanted), frame.height, frame.width, policy)
+                pixels = _to_rgb(frame, background)
+                if frames is None:
+                    frames = np.empty((len(wanted), *pixels.shape), dtype=np.uint8)
+                if pixels.shape != frames.shape[1:]:
+                    raise MediaError(
+                        f"changes its size from {frames.shape[2]}×{frames.shape[1]} to "
+                        f"{pixels.shape[1]}×{pixels.shape[0]} at {timeline.times[index]:.3f} s"
+                    )
+                frames[missing.pop(index)] = pixels
+        if frames is not None and not missing:
+            return frames
+    lost = timeline.times[min(missing)]
+    raise MediaError(f"is broken: {len(missing)} frames cannot be decoded, the first at {lost:.3f} s")
+
+
+def _walk(
+    container: Any, stream: Any, timeline: _Timeline, wanted: list[int], jumping: bool
+) -> Iterator[tuple[int, Any]]:
+    """(index, frame) of the wanted frames, in order; those that cannot be found are left out."""
+    stamps = timeline.stamps
+    if stamps is None:
+        ordinals = set(wanted)
+        for index, frame in enumerate(container.decode(stream)):
+            if index in ordinals:
+                yield index, frame
+        return
+    position = stamps[0] - 1
+    frames = container.decode(stream)
+    for index in wanted:
+        target = stamps[index]
+        if position > target:
+            continue  # passed over: the caller walks again without jumps
+        before = bisect.bisect_right(timeline.keys, target) - 1
+        if jumping and before >= 0 and stamps[0] <= position < timeline.keys[before]:
+            container.seek(timeline.keys[before], stream=stream)
+            frames = container.decode(stream)
+        for frame in frames:
+            if frame.pts is not None and frame.pts >= target:
+                position = frame.pts
+                break
+        else:
+            return
+        if position == target:
+            yield index, frame
+
+
+def _to_rgb(frame: Any, background: Background) -> npt.NDArray[np.uint8]:
+    """One decoded frame, upright: uint8 (height, width, 3)."""
+    layout = frame.format
+    if layout.has_palette or any(component.is_alpha for component in layout.components):
+        pixels = over_background(frame.to_ndarray(format="rgba"), background)
+    else:
+        pixels = frame.to_ndarray(format="rgb24")
+    matrix = frame.side_data.get("DISPLAYMATRIX")
+    return pixels if matrix is None else _apply_display_matrix(pixels, struct.unpack("=9i", bytes(matrix)))
+
+
+def _apply_display_matrix(pixels: npt.NDArray[np.uint8], matrix: tuple[int, ...]) -> npt.NDArray[np.uint8]:
+    """Turns and mirrors by the nearest quarter turn of a display matrix (ISO/IEC 14496-12, 8.3.2): a point (x, y) of
+    the stored picture is shown at (a·x + c·y, b·x + d·y), y downwards."""
+    a, b, _, c, d = matrix[:5]
+    if abs(a) + abs(d) >= abs(b) + abs(c):
+        turned, mirror_x, mirror_y = pixels, a < 0, d < 0
+    else:
+        turned, mirror_x, mirror_y = pixels.transpose(1, 0, 2), c < 0, b < 0
+    return turned[:: -1 if mirror_y else 1, :: -1 if mirror_x else 1]
