@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
-from visavis.chat.types import Conversation, Text
+from visavis.chat.types import Conversation, Text, VideoDefaults
 from visavis.prompt import BoxFormat, ChatSource, PatchRule, Prompt, Turn
 
 if TYPE_CHECKING:
@@ -73,6 +73,7 @@ class Family(ABC):
     max_model_len: int  # the model's context
     box_format: BoxFormat
     patch_rule: PatchRule | None
+    video_defaults: VideoDefaults = VideoDefaults()  # how frames are picked where a message does not say
 
     @property
     @abstractmethod
@@ -95,7 +96,7 @@ class Family(ABC):
         as in `visavis.chat.normalize`."""
         from visavis.chat import normalize
 
-        conversation = normalize(messages, **options)
+        conversation = normalize(messages, **{"video_defaults": self.video_defaults, **options})
         prompt = self.prepare(conversation, add_generation_prompt=add_generation_prompt)
         return replace(prompt, chat=chat_source(conversation, add_generation_prompt))
 
