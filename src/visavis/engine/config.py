@@ -1,0 +1,153 @@
+"""`EngineConfig`: what a user may set, and `EngineSettings`: what is then in force for one model."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+import torch
+
+from visavis.engine.model_config import ModelConfig
+from visavis.errors import OptionError, shorten
+
+__all__ = ["EngineConfig", "EngineSettings"]
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+DEFAULT_MAX_NUM_SEQS = 64
+DEFAULT_MAX_NUM_BATCHED_TOKENS = 4096
+CPU_MEMORY_SHARE = 0.25
+"""Of the memory free at start, the most the KV cache takes on a CPU when no budget is given."""
+GPU_MEMORY_SHARE = 0.9
+"""Of the memory free after the weights, what the KV cache takes on a GPU when no budget is given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineConfig:
+    """None means "derived"; see `resolve`. Sizes in tokens unless the name says bytes."""
+
+    device: str = "auto"  # auto: cuda when there is one, else cpu
+    dtype: str = "auto"  # auto: the checkpoint's on a GPU, float32 on a CPU
+    block_size: int = 16  # tokens per KV block
+    num_blocks: int | None = None
+    kv_cache_bytes: int | None = None
+    max_num_seqs: int | None = None  # requests running at once
+    max_num_batched_tokens: int | None = None  # tokens per step
+    max_model_len: int | None = None  # tokens of prompt and answer together
+    threads: int | None = None  # CPU threads, for the whole process (torch has one pool)
+
+    def resolve(self, model: ModelConfig) -> EngineSettings:
+        """Fills in what was not said. Raises OptionError for values out of range or at odds with each other."""
+        for name in ("block_size", "num_blocks", "kv_cache_bytes", "max_num_seqs", "max_num_batched_tokens"):
+            _check_positive(name, getattr(self, name))
+        _check_positive("max_model_len", self.max_model_len)
+        _check_positive("threads", self.threads)
+        if self.num_blocks is not None and self.kv_cache_bytes is not None:
+            raise OptionError("num_blocks and kv_cache_bytes both size the KV cache; give one of them")
+        device = _device(self.device)
+        max_model_len = self.max_model_len or model.max_position
+        if max_model_len > model.max_position:
+            raise OptionError(
+                f"max_model_len {max_model_len} is more than the model's context of {model.max_position} tokens"
+            )
+        budget = self.max_num_batched_tokens or max(DEFAULT_MAX_NUM_BATCHED_TOKENS, self.max_num_seqs or 0)
+        max_num_seqs = self.max_num_seqs or min(DEFAULT_MAX_NUM_SEQS, budget)
+        if max_num_seqs > budget:
+            # Every running request must get its one token in each step, or the oldest would starve the rest.
+            raise OptionError(
+                f"max_num_seqs {max_num_seqs} is more than max_num_batched_tokens {budget}: "
+                "lower the first or raise the second"
+            )
+        return EngineSettings(
+            device=device,
+            dtype=_dtype(self.dtype, device, model),
+            block_size=self.block_size,
+            num_blocks=self.num_blocks,
+            kv_cache_bytes=self.kv_cache_bytes,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=budget,
+            max_model_len=max_model_len,
+            max_model_len_asked=self.max_model_len is not None,
+            threads=self.threads,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """Every effective value but the number of KV blocks, which waits until the weights are in memory."""
+
+    device: torch.device
+    dtype: torch.dtype
+    block_size: int
+    num_blocks: int | None
+    kv_cache_bytes: int | None
+    max_num_seqs: int
+    max_num_batched_tokens: int
+    max_model_len: int
+    max_model_len_asked: bool
+    threads: int | None
+
+    def block_bytes(self, model: ModelConfig) -> int:
+        return model.kv_values_per_token * self.dtype.itemsize * self.block_size
+
+    def kv_blocks(self, model: ModelConfig) -> int:
+        """How many KV blocks to make: as asked, or what all requests at full length need, within the memory there is.
+
+        Raises OptionError when not even one request of `max_model_len` fits and that length was asked for.
+        """
+        per_block = self.block_bytes(model)
+        per_request = -(-self.max_model_len // self.block_size)
+        if self.num_blocks is not None:
+            blocks = self.num_blocks
+        else:
+            budget = self.kv_cache_bytes if self.kv_cache_bytes is not None else _memory_budget(self.device)
+            blocks = min(budget // per_block, per_request * self.max_num_seqs)
+        if blocks < 1:
+            raise OptionError(f"the KV cache has no room for one block: {per_block} bytes are needed; raise the budget")
+        if blocks < per_request and self.max_model_len_asked:
+            fits = blocks * self.block_size
+            raise OptionError(
+                f"max_model_len {self.max_model_len} needs {per_request * per_block} bytes of KV cache and there is "
+                f"room for {blocks * per_block}: set max_model_len to {fits} or less, or raise kv_cache_bytes"
+            )
+        return int(blocks)
+
+
+def _check_positive(name: str, value: int | None) -> None:
+    if value is not None and value < 1:
+        raise OptionError(f"{name} {value} is out of range: 1 or more")
+
+
+def _device(name: str) -> torch.device:
+    if name == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        device = torch.device(name)
+    except RuntimeError:
+        raise OptionError(f"device {shorten(name)} is not known; give cpu, cuda or cuda:N") from None
+    if device.type not in ("cpu", "cuda"):
+        raise OptionError(f"the native engine runs on cpu and cuda, not on {shorten(name)}; try --backend hf")
+    if device.type == "cuda" and not torch.cuda.is_available():
+        raise OptionError(f"device {name} was asked for and this machine has no usable CUDA device; use cpu")
+    return device
+
+
+def _dtype(name: str, device: torch.device, model: ModelConfig) -> torch.dtype:
+    if name == "auto":
+        name = "float32" if device.type == "cpu" else (model.checkpoint_dtype or "bfloat16").removeprefix("torch.")
+    if name not in DTYPES:
+        raise OptionError(f"dtype {shorten(name)} is not known; give auto, {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+def _memory_budget(device: torch.device) -> int:
+    if device.type == "cuda":
+        free, _ = torch.cuda.mem_get_info(device)
+        return int(free * GPU_MEMORY_SHARE)
+    try:
+        available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        with open("/proc/meminfo") as lines:  # counts what caches would give back, unlike sysconf
+            available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
+    except (OSError, ValueError, StopIteration):
+        available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    return int(available * CPU_MEMORY_SHARE)

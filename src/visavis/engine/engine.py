@@ -1,0 +1,195 @@
+"""`NativeEngine`: requests in, tokens out, one step at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from visavis.completion import FinishReason, TokenLogprobs
+from visavis.engine.config import EngineConfig
+from visavis.engine.kernels.torch_kernels import TorchKernels
+from visavis.engine.kv_cache import BlockPool, KVCache
+from visavis.engine.loader import load_weights
+from visavis.engine.model_config import ModelConfig
+from visavis.engine.models.decoder import Decoder
+from visavis.engine.models.rope import RotaryEmbedding
+from visavis.engine.requests import make_sequence
+from visavis.engine.runner import Runner
+from visavis.engine.sampler import Sampler
+from visavis.engine.scheduler import Scheduler
+from visavis.engine.sequence import Sequence
+from visavis.errors import BackendError, OptionError, shorten
+from visavis.prompt import Prompt
+from visavis.sampling import ResolvedSampling
+
+__all__ = ["NativeEngine", "StepOutput"]
+
+Progress = Callable[[str, float], None]
+
+
+@dataclass(frozen=True, slots=True)
+class StepOutput:
+    """What one step brought for one request. `finish_reason` "error" fails this request alone, `error` says why."""
+
+    request_id: str
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    finish_reason: FinishReason | None = None
+    stop_reason: int | None = None  # the stop or EOS id that ended it (it is in token_ids)
+    error: str | None = None
+    queue_s: float | None = None  # from arrival to its first step; on the first output
+
+
+class NativeEngine:
+    """Not thread-safe: one thread calls `add_request`, `step` and `abort`."""
+
+    def __init__(
+        self,
+        model_path: Path | str,
+        config: Mapping[str, Any],
+        engine_config: EngineConfig | None = None,
+        progress: Progress | None = None,
+    ) -> None:
+        """Loads the folder `model_path`, whose config.json is `config`.
+
+        `progress` is called as (phase, seconds since the start) when a phase begins. Raises ModelError for the
+        folder and OptionError for settings that do not fit it.
+        """
+        begin = time.perf_counter()
+        report = progress or (lambda phase, seconds: None)
+        report("load", 0.0)
+        self.model_config = ModelConfig.from_dict(config)
+        self.settings = (engine_config or EngineConfig()).resolve(self.model_config)
+        if self.settings.threads is not None:
+            torch.set_num_threads(self.settings.threads)
+        device, dtype = self.settings.device, self.settings.dtype
+        with torch.inference_mode():
+            kernels = TorchKernels(device, dtype)
+            model = Decoder(self.model_config, kernels)
+            stored_head = load_weights(
+                Path(model_path), dict(model.weights()), tied=self.model_config.tie_word_embeddings
+            )
+            if stored_head is not None:
+                model.lm_head = stored_head
+            c = self.model_config
+            self.num_blocks = self.settings.kv_blocks(c)
+            self.max_model_len = min(self.settings.max_model_len, self.num_blocks * self.settings.block_size)
+            cache = KVCache(
+                c.num_layers,
+                self.num_blocks,
+                self.settings.block_size,
+                c.num_kv_heads,
+                c.head_dim,
+                device=device,
+                dtype=dtype,
+            )
+            self.runner = Runner(model, RotaryEmbedding(c.rope, c.head_dim, device, dtype), kernels, cache)
+        self.pool = BlockPool(self.num_blocks, self.settings.block_size)
+        self.scheduler = Scheduler(self.pool, self.settings.max_num_seqs, self.settings.max_num_batched_tokens)
+        self.sampler = Sampler(c.vocab_size, device)
+        self._sequences: dict[str, Sequence] = {}
+        self._next_uid = 0
+        self._closed = False
+        report("ready", time.perf_counter() - begin)
+
+    @property
+    def has_work(self) -> bool:
+        return self.scheduler.has_work
+
+    def add_request(self, request_id: str, prompt: Prompt, sampling: ResolvedSampling) -> None:
+        """Queues a request. Raises an InputError for one that can never run; the others are not touched."""
+        self._check_open()
+        if request_id in self._sequences:
+            raise OptionError(f"request id {shorten(request_id)} is already running")
+        seq = make_sequence(self._next_uid, request_id, prompt, sampling, self.model_config, self.max_model_len)
+        self._next_uid += 1
+        self._sequences[request_id] = seq
+        self.scheduler.add(seq)
+
+    def abort(self, request_id: str) -> bool:
+        """Forgets a request; True when it was still there. It brings no further output."""
+        seq = self._sequences.get(request_id)
+        if seq is None:
+            return False
+        self._finish(seq)
+        return True
+
+    @torch.inference_mode()
+    def step(self) -> list[StepOutput]:
+        """Computes one step; an output for every request that got a token or ended. Empty when there is no work."""
+        self._check_open()
+        scheduled = self.scheduler.schedule()
+        if scheduled.is_empty:
+            if self.has_work:
+                raise BackendError("the scheduler is stuck: requests are waiting and none can run; this is a bug")
+            return []
+        now = time.perf_counter()
+        for seq, _ in scheduled.prefills:
+            if seq.queue_s is None:
+                seq.queue_s = now - seq.arrival_time
+        result = self.runner.run(scheduled)
+        for seq, length in scheduled.prefills:
+            seq.num_computed_tokens += length
+        for seq in scheduled.decodes:
+            seq.num_computed_tokens += 1
+        if result.logits is None:
+            return []
+        sampled = self.sampler(result.logits, result.seqs)
+        return [
+            self._append(seq, token_id, finite, logprobs)
+            for seq, token_id, finite, logprobs in zip(
+                result.seqs, sampled.token_ids, sampled.finite, sampled.logprobs, strict=True
+            )
+        ]
+
+    def close(self) -> None:
+        """Frees the model and the cache. May be called twice; nothing else may be called after."""
+        if self._closed:
+            return
+        self._closed = True
+        del self.runner, self.sampler
+        self._sequences.clear()
+        if self.settings.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    def _append(self, seq: Sequence, token_id: int, finite: bool, logprobs: TokenLogprobs | None) -> StepOutput:
+        if not finite:
+            self._finish(seq)
+            return StepOutput(
+                seq.request_id,
+                finish_reason="error",
+                error=f"the model's logits are not finite after {seq.num_tokens} tokens ({self.settings.dtype}); "
+                "float16 overflows on models made for bfloat16: try another dtype",
+            )
+        first = seq.num_output_tokens == 0
+        seq.token_ids.append(token_id)
+        reason: FinishReason | None = None
+        stop_reason = None
+        if token_id in seq.end_token_ids and seq.num_output_tokens > seq.sampling.min_tokens:
+            reason, stop_reason = "stop", token_id
+        elif seq.num_output_tokens >= seq.sampling.max_tokens or seq.num_tokens >= self.max_model_len:
+            reason = "length"
+        if reason is not None:
+            self._finish(seq)
+        return StepOutput(
+            seq.request_id,
+            (token_id,),
+            () if logprobs is None else (logprobs,),
+            reason,
+            stop_reason,
+            queue_s=seq.queue_s if first else None,
+        )
+
+    def _finish(self, seq: Sequence) -> None:
+        self.scheduler.finish(seq)
+        self.sampler.forget(seq)
+        del self._sequences[seq.request_id]
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise BackendError("the engine is closed")

@@ -1,0 +1,106 @@
+"""The seam between the model and the hardware: what a decoder layer needs, as one small set of operations.
+
+`torch_kernels.TorchKernels` is the plain version, the CPU path and the reference. A set for another device
+subclasses it and replaces what it can do faster.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple, Protocol
+
+import torch
+
+from visavis.engine.kv_cache import KVCache
+
+__all__ = ["AttentionRow", "Kernels", "Linear", "Norm", "Rotation", "StepLayout"]
+
+
+class Rotation(NamedTuple):
+    """cos and sin of the tokens of a step, each (n, 1, head_dim), ready for x·cos + roll(x, head_dim/2)·signed_sin."""
+
+    cos: torch.Tensor
+    signed_sin: torch.Tensor
+
+
+class Linear(Protocol):
+    """A product with a weight of its own, in whatever layout is fastest."""
+
+    weight: torch.Tensor  # (out, in) view that a checkpoint is copied into
+    bias: torch.Tensor | None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """(n, in) → (n, out)."""
+        ...
+
+    def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        """residual (n, out) + self(x)."""
+        ...
+
+
+class Norm(Protocol):
+    """RMS normalisation over the last dimension with a weight of its own."""
+
+    weight: torch.Tensor
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
+
+
+@dataclass(slots=True)
+class AttentionRow:
+    """One request's share of a step: `num_new` tokens after the `num_context` already in the cache."""
+
+    uid: int  # of the sequence
+    num_context: int
+    num_new: int
+    block_table: list[int]
+
+    @property
+    def num_keys(self) -> int:
+        return self.num_context + self.num_new
+
+
+@dataclass(slots=True)
+class StepLayout:
+    """How a step's tokens are laid out: first one token of each of `decodes`, then the chunks of `prefills`."""
+
+    slot_mapping: torch.Tensor  # (tokens,) int64: the cache slot of each token
+    decodes: list[AttentionRow] = field(default_factory=list)
+    prefills: list[AttentionRow] = field(default_factory=list)
+
+
+class Kernels(ABC):
+    """One instance per engine. Shapes: n tokens of a step, H query heads, K key-value heads, D head size."""
+
+    device: torch.device
+    dtype: torch.dtype
+
+    @abstractmethod
+    def linear(self, in_features: int, out_features: int, *, bias: bool) -> Linear: ...
+
+    @abstractmethod
+    def rms_norm(self, size: int, eps: float) -> Norm: ...
+
+    @abstractmethod
+    def rotate_(self, heads: torch.Tensor, rotation: Rotation) -> None:
+        """Rotates queries or keys (n, heads, D) in place."""
+
+    @abstractmethod
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        """(n, 2·m), gates first → (n, m): silu(gate) · up."""
+
+    @abstractmethod
+    def bind_cache(self, cache: KVCache) -> None:
+        """Told once, before the first step."""
+
+    @abstractmethod
+    def plan(self, layout: StepLayout) -> Any:
+        """Whatever attention needs to know about a step, worked out once for all layers."""
+
+    @abstractmethod
+    def attention(self, layer: int, qkv: torch.Tensor, num_heads: int, plan: Any) -> torch.Tensor:
+        """Stores the step's keys and values, then attends causally, each request over its own cache.
+
+        qkv: (n, H + 2K, D), rotated → (n, H·D).
+        """

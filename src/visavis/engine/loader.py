@@ -1,0 +1,111 @@
+"""Checkpoints in safetensors, read straight into the memory the model computes with."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from visavis.errors import ModelError, shorten
+
+__all__ = ["canonical_name", "load_weights"]
+
+INDEX_FILE = "model.safetensors.index.json"
+SINGLE_FILE = "model.safetensors"
+
+# Both generations of names, longest first: what stands in front of the decoder's and the vision tower's own names.
+_PREFIXES = (
+    ("language_model.lm_head.", "lm_head."),
+    ("lm_head.", "lm_head."),
+    ("model.visual.", "visual."),
+    ("visual.", "visual."),
+    ("model.language_model.", ""),
+    ("language_model.model.", ""),
+    ("model.", ""),
+)
+_BUFFERS = re.compile(r"(^|\.)rotary_(pos_)?emb\.inv_freq$|\.masked_bias$")
+"""Tables some older checkpoints carry that are computed, not learned."""
+
+MAX_NAMES_SHOWN = 5
+
+
+def canonical_name(name: str) -> str | None:
+    """One name for a tensor, whichever generation of names the checkpoint has; None for what is not a weight."""
+    if _BUFFERS.search(name):
+        return None
+    for prefix, replacement in _PREFIXES:
+        if name.startswith(prefix):
+            return replacement + name[len(prefix) :]
+    return name
+
+
+def load_weights(folder: Path, destinations: Mapping[str, torch.Tensor], *, tied: bool) -> torch.Tensor | None:
+    """Copies every tensor of the folder's checkpoint to its place in `destinations` (canonical name → memory),
+    converting to its dtype.
+
+    With a `tied` head, one that is stored all the same and differs from the embedding is returned: as in
+    transformers, the checkpoint is then right and the config is not. Raises ModelError naming missing, unexpected,
+    misshapen and unreadable tensors.
+    """
+    missing = set(destinations)
+    unexpected: list[str] = []
+    stored_head: torch.Tensor | None = None
+    for name, tensor in _tensors(folder):
+        key = canonical_name(name)
+        if key is None:
+            continue
+        if key == "lm_head.weight" and tied:
+            stored_head = tensor
+            continue
+        if key not in destinations:
+            unexpected.append(name)
+            continue
+        place = destinations[key]
+        if tensor.shape != place.shape:
+            raise ModelError(
+                f"{folder.name}: tensor {name} has shape {tuple(tensor.shape)} and config.json asks for "
+                f"{tuple(place.shape)}"
+            )
+        place.copy_(tensor)
+        missing.discard(key)
+    for what, names in (("lacks", sorted(missing)), ("has unexpected", sorted(unexpected))):
+        if names:
+            more = f" and {len(names) - MAX_NAMES_SHOWN} more" if len(names) > MAX_NAMES_SHOWN else ""
+            raise ModelError(f"{folder.name}: the checkpoint {what} {', '.join(names[:MAX_NAMES_SHOWN])}{more}")
+    embedding = destinations["embed_tokens.weight"]
+    if stored_head is None or torch.equal(stored_head.to(embedding), embedding):
+        return None
+    return stored_head.to(embedding)
+
+
+def _tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+    for file in _files(folder):
+        try:
+            with safe_open(file, framework="pt") as checkpoint:
+                for name in checkpoint.keys():  # noqa: SIM118 (no mapping: it has no __iter__)
+                    yield name, checkpoint.get_tensor(name)
+        except SafetensorError as error:
+            raise ModelError(f"{file.name} in {folder.name} cannot be read: {shorten(str(error))}") from None
+
+
+def _files(folder: Path) -> list[Path]:
+    index = folder / INDEX_FILE
+    if index.is_file():
+        try:
+            shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
+        except (ValueError, KeyError, AttributeError) as error:
+            raise ModelError(f"{INDEX_FILE} in {folder.name} cannot be read: {shorten(str(error))}") from None
+        for shard in shards:
+            if not (folder / shard).is_file():
+                raise ModelError(f"{folder.name} lacks {shorten(shard)}, which its {INDEX_FILE} names")
+        return [folder / shard for shard in shards]
+    single = folder / SINGLE_FILE
+    if single.is_file():
+        return [single]
+    if any(folder.glob("*.bin")) or any(folder.glob("*.pth")):
+        raise ModelError(f"{folder.name} has pickled weights only; the native engine reads safetensors")
+    raise ModelError(f"{folder.name} has neither {SINGLE_FILE} nor {INDEX_FILE}")

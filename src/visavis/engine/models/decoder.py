@@ -1,0 +1,126 @@
+"""The decoder of every supported family: Llama, Qwen2, Qwen3 and the text halves of the Qwen-VL models.
+
+Plain objects instead of `nn.Module`: nothing here trains, and a module call costs as much as a small product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from visavis.engine.kernels.base import Kernels, Rotation
+from visavis.engine.model_config import ModelConfig
+
+__all__ = ["Decoder", "DecoderLayer"]
+
+
+class DecoderLayer:
+    def __init__(self, config: ModelConfig, kernels: Kernels, index: int) -> None:
+        c = config
+        self.kernels = kernels
+        self.index = index
+        self.num_heads = c.num_heads
+        self.num_kv_heads = c.num_kv_heads
+        self.num_rotated = c.num_heads + c.num_kv_heads
+        self.head_dim = c.head_dim
+        total = c.num_heads + 2 * c.num_kv_heads
+        self.input_norm = kernels.rms_norm(c.hidden_size, c.rms_norm_eps)
+        self.qkv = kernels.linear(c.hidden_size, total * c.head_dim, bias=c.qkv_bias)
+        self.qk_norm = (
+            (kernels.rms_norm(c.head_dim, c.rms_norm_eps), kernels.rms_norm(c.head_dim, c.rms_norm_eps))
+            if c.qk_norm
+            else None
+        )
+        self.output = kernels.linear(c.num_heads * c.head_dim, c.hidden_size, bias=c.output_bias)
+        self.mlp_norm = kernels.rms_norm(c.hidden_size, c.rms_norm_eps)
+        self.gate_up = kernels.linear(c.hidden_size, 2 * c.intermediate_size, bias=c.mlp_bias)
+        self.down = kernels.linear(c.intermediate_size, c.hidden_size, bias=c.mlp_bias)
+
+    def __call__(self, x: torch.Tensor, rotation: Rotation, plan: Any) -> torch.Tensor:
+        """x: (n, hidden) → (n, hidden)."""
+        kernels = self.kernels
+        qkv = self.qkv(self.input_norm(x)).view(x.shape[0], -1, self.head_dim)
+        if self.qk_norm is not None:
+            self._normalise(qkv)
+        kernels.rotate_(qkv[:, : self.num_rotated], rotation)
+        x = self.output.add_to(x, kernels.attention(self.index, qkv, self.num_heads, plan))
+        return self.down.add_to(x, kernels.silu_mul(self.gate_up(self.mlp_norm(x))))
+
+    def _normalise(self, qkv: torch.Tensor) -> None:
+        assert self.qk_norm is not None
+        q_norm, k_norm = self.qk_norm
+        queries, keys = qkv[:, : self.num_heads], qkv[:, self.num_heads : self.num_rotated]
+        queries.copy_(q_norm(queries))
+        keys.copy_(k_norm(keys))
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        yield "input_layernorm.weight", self.input_norm.weight
+        yield "post_attention_layernorm.weight", self.mlp_norm.weight
+        if self.qk_norm is not None:
+            yield "self_attn.q_norm.weight", self.qk_norm[0].weight
+            yield "self_attn.k_norm.weight", self.qk_norm[1].weight
+        heads = [self.num_heads * self.head_dim] + [self.num_kv_heads * self.head_dim] * 2
+        for linear, names, sizes in (
+            (self.qkv, ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), heads),
+            (self.output, ("self_attn.o_proj",), [self.output.weight.shape[0]]),
+            (self.gate_up, ("mlp.gate_proj", "mlp.up_proj"), [self.gate_up.weight.shape[0] // 2] * 2),
+            (self.down, ("mlp.down_proj",), [self.down.weight.shape[0]]),
+        ):
+            for name, rows in zip(names, linear.weight.split(sizes), strict=True):
+                yield f"{name}.weight", rows
+            if linear.bias is not None:
+                for name, part in zip(names, linear.bias.split(sizes), strict=True):
+                    yield f"{name}.bias", part
+
+
+class Decoder:
+    def __init__(self, config: ModelConfig, kernels: Kernels) -> None:
+        self.config = config
+        self.embedding = torch.empty(
+            (config.vocab_size, config.hidden_size), device=kernels.device, dtype=kernels.dtype
+        )
+        self.layers = [DecoderLayer(config, kernels, i) for i in range(config.num_layers)]
+        self.norm = kernels.rms_norm(config.hidden_size, config.rms_norm_eps)
+        self.lm_head = (
+            self.embedding
+            if config.tie_word_embeddings
+            else torch.empty((config.vocab_size, config.hidden_size), device=kernels.device, dtype=kernels.dtype)
+        )
+
+    def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
+        """(n,) int64 → (n, hidden)."""
+        return self.embedding.index_select(0, token_ids)
+
+    def __call__(
+        self,
+        x: torch.Tensor,
+        rotation: Rotation,
+        plan: Any,
+        deepstack: tuple[torch.Tensor, torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """x: (n, hidden) embedded tokens → (n, hidden), before the final norm.
+
+        `deepstack` is (rows (v,) int64, features (v, k, hidden)): feature i is added to those rows after layer i
+        (DeepStack, arXiv:2406.04334).
+        """
+        for layer in self.layers:
+            x = layer(x, rotation, plan)
+            if deepstack is not None and layer.index < deepstack[1].shape[1]:
+                x.index_add_(0, deepstack[0], deepstack[1][:, layer.index])
+        return x
+
+    def logits(self, x: torch.Tensor) -> torch.Tensor:
+        """(rows, hidden) of the tokens asked for → (rows, vocab) float32."""
+        return torch.nn.functional.linear(self.norm(x), self.lm_head).float()
+
+    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """Names as in a text-only checkpoint, without the `model.` in front, and the memory each goes to."""
+        yield "embed_tokens.weight", self.embedding
+        yield "norm.weight", self.norm.weight
+        if self.lm_head is not self.embedding:
+            yield "lm_head.weight", self.lm_head
+        for layer in self.layers:
+            for name, tensor in layer.weights():
+                yield f"layers.{layer.index}.{name}", tensor

@@ -1,0 +1,84 @@
+"""Checks a request on arrival, so that nothing that enters the scheduler can fail for a reason known beforehand."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from visavis.engine.model_config import ModelConfig
+from visavis.engine.sequence import Sequence
+from visavis.errors import ContextLengthError, InputError, MediaError, OptionError
+from visavis.prompt import Prompt
+from visavis.sampling import ResolvedSampling
+
+__all__ = ["make_sequence"]
+
+
+def make_sequence(
+    uid: int, request_id: str, prompt: Prompt, sampling: ResolvedSampling, model: ModelConfig, max_model_len: int
+) -> Sequence:
+    """Raises InputError and its kin, naming the part at fault."""
+    _check_sampling(sampling, model)
+    _check_prompt(prompt, model)
+    room = max_model_len - len(prompt)
+    if sampling.max_tokens > room:
+        raise ContextLengthError(
+            f"the prompt has {len(prompt)} tokens and {sampling.max_tokens} are asked for; the engine has room for "
+            f"{max_model_len} in all: lower max_tokens to {max(room, 0)}, shorten the prompt or raise kv_cache_bytes"
+        )
+    return Sequence(uid, request_id, prompt, sampling, list(prompt.token_ids), _visual_positions(prompt, model))
+
+
+def _check_sampling(sampling: ResolvedSampling, model: ModelConfig) -> None:
+    refused = {
+        "n": (sampling.n != 1, "submit the prompt n times with different seeds"),
+        "prompt_logprobs": (sampling.prompt_logprobs is not None, "use --backend hf"),
+        "bad_words": (bool(sampling.bad_words), "use logit_bias with -100 on their ids, or --backend hf"),
+    }
+    for name, (asked, way_out) in refused.items():
+        if asked:
+            raise OptionError(f"the native engine does not support {name}; {way_out}")
+    for token_id, _ in sampling.logit_bias:
+        if token_id >= model.vocab_size:
+            raise OptionError(f"logit_bias names token {token_id}; the vocabulary has {model.vocab_size}")
+
+
+def _check_prompt(prompt: Prompt, model: ModelConfig) -> None:
+    if len(prompt) == 0:
+        raise InputError("the prompt is empty")
+    if prompt.processor_inputs:
+        raise InputError("the native engine takes prompts of its own families only; use --backend hf for this model")
+    ids = np.asarray(prompt.token_ids)
+    if ids.min() < 0 or ids.max() >= model.vocab_size:
+        worst = int(ids.max() if ids.max() >= model.vocab_size else ids.min())
+        raise InputError(f"the prompt holds token id {worst}; the model's vocabulary has {model.vocab_size}")
+    expected = (model.rope.num_axes, len(prompt))
+    if prompt.position_ids.shape != expected:
+        raise InputError(f"position_ids have shape {prompt.position_ids.shape}; this model needs {expected}")
+
+
+def _visual_positions(
+    prompt: Prompt, model: ModelConfig
+) -> tuple[np.ndarray[tuple[int, ...], np.dtype[np.int64]], ...]:
+    if not prompt.media:
+        return ()
+    if model.vision is None:
+        raise MediaError(f"{prompt.media[0].where or 'media'}: this model takes text only; use a vision-language model")
+    if prompt.patch_rule is None:
+        raise MediaError("the prompt has media and no patch rule; prepare it with the model's family")
+    mask = prompt.visual_mask
+    found = []
+    for number, item in enumerate(prompt.media):
+        where = item.where or f"media[{number}]"
+        positions = item.span.start + np.flatnonzero(mask[item.span.start : item.span.stop])
+        if item.grid is None:
+            raise MediaError(f"{where}: its grid of patches is not known; prepare it with the model's family")
+        t, h, w = item.grid
+        tokens = t * h * w // model.vision.merge_size**2
+        if len(positions) != tokens:
+            raise MediaError(
+                f"{where}: the prompt has {len(positions)} visual tokens for it and its grid makes {tokens}"
+            )
+        found.append(positions)
+    if sum(map(len, found)) != int(mask.sum()):
+        raise MediaError("the prompt has visual tokens that belong to no image or video")
+    return tuple(found)
