@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from visavis.chat.parts import as_mapping
+from visavis.chat.parts import as_mapping, text_of
 from visavis.errors import MessageError, shorten
 
 __all__ = ["normalize_tool_calls", "normalize_tools"]
@@ -50,9 +49,8 @@ def _tool(tool: Any, where: str) -> dict[str, Any]:
 def normalize_tool_calls(message: Mapping[str, Any], where: str) -> tuple[dict[str, Any], ...]:
     """`tool_calls` of an assistant message, or its older form `function_call`.
 
-    Each becomes `{"type": "function", "function": {"name": …, "arguments": {…}}}` with the `id` it had. Arguments may
-    be a JSON string or an object and come out as an object, which is what chat templates write as JSON. Raises
-    MessageError.
+    Each becomes `{"type": "function", "function": {"name": …, "arguments": …}}` with the `id` it had; arguments stay
+    the JSON text or the object they were. Raises MessageError.
     """
     calls = message.get("tool_calls")
     old = message.get("function_call")
@@ -82,14 +80,12 @@ def _call(call: Any, where: str) -> dict[str, Any]:
     return result
 
 
-def _arguments(value: Any, where: str) -> dict[str, Any]:
-    if value is None or value == "":
+def _arguments(value: Any, where: str) -> str | dict[str, Any]:
+    """As given: templates differ in which form they take, and a model's own broken JSON must not be lost."""
+    if value is None:
         return {}
     if isinstance(value, str):
-        try:
-            value = json.loads(value)
-        except ValueError as error:
-            raise MessageError(f"{where}: is not valid JSON ({error})") from None
+        return text_of(value, where).text
     if not isinstance(value, Mapping):
-        raise MessageError(f"{where}: a JSON object is needed, not {type(value).__name__}")
+        raise MessageError(f"{where}: a JSON object or its text is needed, not {type(value).__name__}")
     return dict(value)

@@ -114,7 +114,7 @@ class Message:
     parts: tuple[Part, ...]
     name: str | None = None
     tool_call_id: str | None = None
-    tool_calls: tuple[dict[str, Any], ...] = ()  # OpenAI shape, `function.arguments` always an object
+    tool_calls: tuple[dict[str, Any], ...] = ()  # OpenAI shape; `arguments` JSON text or an object, as given
     reasoning_content: str | None = None  # an assistant's thinking, for templates that render it
 
 
