@@ -50,7 +50,7 @@ class Size:
     layout: Layout = "new"  # "old": flat config, rope_scaling, torch_dtype, and the first weight-name generation
     shards: int = 1
     dtype: torch.dtype = torch.float32
-    template_file: str = "tokenizer_config.json"
+    template_file: str | None = None  # None: tokenizer_config.json for text, chat_template.jinja for vision
     attention_bias: bool = False  # Qwen3, Llama
 
 
@@ -301,7 +301,15 @@ def _text_folder(folder: Path, s: Size, config: Any, tokenizer: Any, template: s
     llama = pad != "<|endoftext|>"
     eos = ("<|eot_id|>", "<|end_of_text|>") if llama else ("<|im_end|>", "<|endoftext|>")
     bos = "<|begin_of_text|>" if llama else None
-    tok.save_tokenizer(folder, tokenizer, template, eos=eos[0], pad=pad, bos=bos, template_file=s.template_file)
+    tok.save_tokenizer(
+        folder,
+        tokenizer,
+        template,
+        eos=eos[0],
+        pad=pad,
+        bos=bos,
+        template_file=s.template_file or "tokenizer_config.json",
+    )
     _generation_config(folder, tokenizer, eos, pad)
     return folder
 
@@ -310,7 +318,12 @@ def _vl_folder(folder: Path, s: Size, config: Any, tokenizer: Any, template: str
     model = _build(config, s, "AutoModelForImageTextToText")
     _save(folder, s, model, vision=True)
     tok.save_tokenizer(
-        folder, tokenizer, template, eos="<|im_end|>", pad="<|endoftext|>", template_file=s.template_file
+        folder,
+        tokenizer,
+        template,
+        eos="<|im_end|>",
+        pad="<|endoftext|>",
+        template_file=s.template_file or "chat_template.jinja",
     )
     _generation_config(folder, tokenizer, ("<|im_end|>", "<|endoftext|>"), "<|endoftext|>")
     qwen3 = name == "Qwen3VL"

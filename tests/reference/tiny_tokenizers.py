@@ -1,7 +1,8 @@
 """Small byte-level BPE tokenizers with the families' own special tokens, and chat templates with their structure.
 
-The vocabulary is 256 bytes, merges learned from a fixed text, then the family's added tokens: small enough for tiny
-random models, and still a real BPE in which tokens join over the border between template and user text.
+The vocabulary is 256 bytes, the 200 merges of `merges.txt` (learned from a page of English, Russian, Chinese and code),
+then the family's added tokens: small enough for tiny random models, and still a real BPE in which tokens join over the
+border between template and user text.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import json
 from pathlib import Path
 from typing import Any
 
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 from tokenizers.processors import TemplateProcessing
 
 QWEN_SPLIT = (
@@ -30,25 +31,19 @@ LLAMA3_SPECIAL = (
     "<|finetune_right_pad_id|>",
 )  # fmt: skip
 
-CORPUS = """
-You are a helpful assistant. system user assistant tool. The quick brown fox jumps over the lazy dog, and the dog is
-not amused. What is in this picture? Describe the image, then the video: where is the button, the menu, the window?
-Click on the search field at the top of the screen. There are three images of the same page. 0 1 2 3 4 5 6 7 8 9 10
-100 1000 (12,34),(56,78) seconds> frame. Привет, как дела? Где кнопка на экране? 你好，请描述图片。 Où est le bouton ?
-def main(): return {"name": "find", "arguments": {"query": "the thing"}} # and so on and on, in and out, the the the
-"""
-
 
 def build_tokenizer(
     special: tuple[str, ...],
     plain_added: tuple[str, ...] = (),
     *,
     split: str = QWEN_SPLIT,
-    merges: int = 200,
     bos: str | None = None,
 ) -> Tokenizer:
-    """A trained byte-level BPE; `bos` adds the post-processor that puts it first, as Llama 3's does."""
-    tokenizer = Tokenizer(models.BPE())
+    """A byte-level BPE; `bos` adds the post-processor that puts it first, as Llama 3's does."""
+    lines = (Path(__file__).parent / "merges.txt").read_text(encoding="utf-8").splitlines()
+    merges = [(first, second) for first, second in map(str.split, lines)]
+    entries = [*sorted(pre_tokenizers.ByteLevel.alphabet()), *map("".join, merges)]
+    tokenizer = Tokenizer(models.BPE(vocab={entry: i for i, entry in enumerate(entries)}, merges=merges))
     if bos is None:
         tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
@@ -58,9 +53,6 @@ def build_tokenizer(
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    trainer = trainers.BpeTrainer(vocab_size=256 + merges, initial_alphabet=alphabet, show_progress=False)
-    tokenizer.train_from_iterator(CORPUS.strip().splitlines(keepends=True), trainer)
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in special])
     tokenizer.add_tokens([AddedToken(t, special=False, normalized=False) for t in plain_added])
     if bos is not None:

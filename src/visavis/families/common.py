@@ -34,9 +34,12 @@ class FolderFamily(Family):
         self.template = ChatTemplate(folder, self.tokenizer, multimodal=self.supports_images)
         self.eos_token_ids = self._eos_token_ids()
         self.pad_token_id = self._pad_token_id()
-        self.max_model_len = folder.max_model_len
+        self.max_model_len = self._max_model_len()
         self.box_format = self._box_format(box_format)
         self.patch_rule = None
+
+    def _max_model_len(self) -> int:
+        return self.folder.max_model_len
 
     def _eos_token_ids(self) -> tuple[int, ...]:
         if self.folder.eos_token_ids:

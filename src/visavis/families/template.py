@@ -49,10 +49,12 @@ _PROBE = "visavis-probe"
 
 @dataclass(frozen=True, slots=True)
 class Rendered:
-    """`text`: the template's output; `pieces`: the same cut at control tokens, ready for `encode_pieces`."""
+    """`text`: the template's output; `pieces`: the same cut at control tokens, ready for `encode_pieces`;
+    `safe_text`: `text` with breaks in the spellings that people wrote, `text` itself when there are none."""
 
     text: str
     pieces: tuple[Piece, ...]
+    safe_text: str
 
 
 class ChatTemplate:
@@ -84,14 +86,14 @@ class ChatTemplate:
         spellings = self._tokenizer.control_spellings()
         marks = _Marks(conversation, self._tokenizer)
         if not spellings or not marks.needed:
-            return Rendered(text, tuple(self._tokenizer.split(text)))
+            return Rendered(text, tuple(self._tokenizer.split(text)), text)
         broken = run(marks)
         if marks.remove(broken) != text:
             beside = marks.beside()
             second = beside.settle(run(beside))
             broken = second if marks.remove(second) == text else broken
         pieces = [marks.remove(p) if isinstance(p, str) else p for p in self._tokenizer.split(broken)]
-        return Rendered(marks.remove(broken), tuple(p for p in pieces if p != ""))
+        return Rendered(marks.remove(broken), tuple(p for p in pieces if p != ""), broken)
 
     # ---- messages in the template's shape --------------------------------------------------------------------------
 

@@ -1,0 +1,132 @@
+"""Makers of tiny random folders of families that run through transformers' own processors: LLaVA and Idefics3."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+from tests.reference import tiny_tokenizers as tok
+from tests.reference.tiny_models import CLIP_MEAN, CLIP_STD, Size, _build, _generation_config, _save, padded_vocab
+
+LLAVA_SPECIAL = ("<unk>", "<s>", "</s>", "<pad>", "<image>")
+IDEFICS3_SPECIAL = (
+    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<fake_token_around_image>", "<image>", "<end_of_utterance>",
+    "<global-img>", *(f"<row_{r}_col_{c}>" for r in range(1, 7) for c in range(1, 7)),
+)  # fmt: skip
+
+
+def _llama_text(s: Size, tokenizer: Any, bos: str, eos: str, pad: str) -> dict[str, Any]:
+    return {
+        "model_type": "llama",
+        "vocab_size": padded_vocab(tokenizer),
+        "hidden_size": s.hidden,
+        "intermediate_size": s.intermediate,
+        "num_hidden_layers": s.layers,
+        "num_attention_heads": s.heads,
+        "num_key_value_heads": s.kv_heads,
+        "max_position_embeddings": s.max_positions,
+        "bos_token_id": tokenizer.token_to_id(bos),
+        "eos_token_id": tokenizer.token_to_id(eos),
+        "pad_token_id": tokenizer.token_to_id(pad),
+    }
+
+
+def make_llava(folder: Path | str, **size: Any) -> Path:
+    """LLaVA 1.5: CLIP at a fixed square, every image the same number of tokens, BOS added by the tokenizer."""
+    from transformers import LlavaConfig
+
+    s, folder = Size(**size), Path(folder)
+    tokenizer = tok.build_tokenizer(LLAVA_SPECIAL, bos="<s>")
+    side, patch = 56, 14
+    config = LlavaConfig(
+        text_config=_llama_text(s, tokenizer, "<s>", "</s>", "<pad>"),
+        vision_config={
+            "model_type": "clip_vision_model",
+            "hidden_size": s.vision_hidden,
+            "intermediate_size": s.vision_intermediate,
+            "num_hidden_layers": s.vision_depth,
+            "num_attention_heads": s.vision_heads,
+            "image_size": side,
+            "patch_size": patch,
+            "projection_dim": s.vision_hidden,
+        },
+        image_token_index=tokenizer.token_to_id("<image>"),
+        vision_feature_select_strategy="default",
+        image_seq_length=(side // patch) ** 2,
+    )
+    _save(folder, s, _build(config, s, "AutoModelForImageTextToText"), vision=True)
+    _write(folder, tokenizer, tok.LLAVA_TEMPLATE, bos="<s>", eos="</s>", pad="<pad>")
+    image = {
+        "image_processor_type": "CLIPImageProcessor",
+        "size": {"shortest_edge": side},
+        "crop_size": {"height": side, "width": side},
+        "do_resize": True,
+        "do_center_crop": True,
+        "do_rescale": True,
+        "do_normalize": True,
+        "do_convert_rgb": True,
+        "resample": 3,
+        "rescale_factor": 1 / 255,
+        "image_mean": CLIP_MEAN,
+        "image_std": CLIP_STD,
+    }
+    processor = {
+        "processor_class": "LlavaProcessor",
+        "patch_size": patch,
+        "num_additional_image_tokens": 1,
+        "vision_feature_select_strategy": "default",
+        "image_token": "<image>",
+    }
+    _json(folder / "preprocessor_config.json", image | {"processor_class": "LlavaProcessor"})
+    _json(folder / "processor_config.json", processor)
+    return folder
+
+
+def make_idefics3(folder: Path | str, *, model_type: str = "idefics3", **size: Any) -> Path:
+    """Idefics3: images cut into tiles, each with markers and its place written before it."""
+    from transformers import Idefics3Config
+
+    s, folder = Size(**size), Path(folder)
+    tokenizer = tok.build_tokenizer(IDEFICS3_SPECIAL)
+    side, patch, scale = 32, 8, 2
+    config = Idefics3Config(
+        text_config=_llama_text(s, tokenizer, "<|im_start|>", "<end_of_utterance>", "<|endoftext|>"),
+        vision_config={
+            "hidden_size": s.vision_hidden,
+            "intermediate_size": s.vision_intermediate,
+            "num_hidden_layers": s.vision_depth,
+            "num_attention_heads": s.vision_heads,
+            "image_size": side,
+            "patch_size": patch,
+        },
+        scale_factor=scale,
+        image_token_id=tokenizer.token_to_id("<image>"),
+        pad_token_id=tokenizer.token_to_id("<|endoftext|>"),
+        tie_word_embeddings=False,
+    )
+    _save(folder, s, _build(config, s, "AutoModelForImageTextToText"), vision=True)
+    _write(folder, tokenizer, tok.IDEFICS3_TEMPLATE, bos="<|im_start|>", eos="<end_of_utterance>", pad="<|endoftext|>")
+    image = {
+        "image_processor_type": "Idefics3ImageProcessor",
+        "size": {"longest_edge": 2 * side},
+        "max_image_size": {"longest_edge": side},
+        "do_image_splitting": True,
+        "image_mean": [0.5] * 3,
+        "image_std": [0.5] * 3,
+        "resample": 1,
+        "processor_class": "Idefics3Processor",
+    }
+    _json(folder / "preprocessor_config.json", image)
+    processor = {"processor_class": "Idefics3Processor", "image_seq_len": (side // patch) ** 2 // scale**2}
+    _json(folder / "processor_config.json", processor)
+    return folder
+
+
+def _write(folder: Path, tokenizer: Any, template: str, *, bos: str, eos: str, pad: str) -> None:
+    tok.save_tokenizer(folder, tokenizer, template, bos=bos, eos=eos, pad=pad, template_file="chat_template.jinja")
+    _generation_config(folder, tokenizer, (eos,), pad)
+
+
+def _json(path: Path, content: dict[str, Any]) -> None:
+    path.write_text(json.dumps(content), encoding="utf-8")
