@@ -140,12 +140,15 @@ class ModelInterface(ABC):
         try:
             opened = self.clock()
             info = self._load(options, lambda phase, seconds: report(phase, seconds + opened - start))
-            self.info = replace(info, phases={"tokenizer": opened - start, **info.phases})
-            if options.warmup:
+            phases = dict(info.phases)
+            if "tokenizer" not in phases:  # a worker tells its own
+                phases = {"tokenizer": opened - start, **phases}
+            self.info = replace(info, phases=phases)
+            if options.warmup and "warm-up" not in phases:
                 report("warm-up", self.clock() - start)
                 began = self.clock()
                 self._warm_up()
-                self.info = replace(self.info, phases={**self.info.phases, "warm-up": self.clock() - began})
+                self.info = replace(info, phases={**phases, "warm-up": self.clock() - began})
         except BaseException:
             self.info = None
             self._close()
