@@ -168,14 +168,24 @@ class ModelFolder:
 
         Raises ModelError when there is none.
         """
-        found = self._find_templates()
-        for file in sorted((self.path / "additional_chat_templates").glob("*.jinja")):
-            found.setdefault(file.stem, self._read_text(file))
+        found = self._all_templates
         if not found:
             raise ModelError(
                 f"{self.name}: no chat template in {self.path} (looked in chat_template.jinja, chat_template.json and "
                 "tokenizer_config.json); it may be a base model: use its chat version, or add a chat_template.jinja"
             )
+        return found
+
+    @property
+    def template_sources(self) -> tuple[str, ...]:
+        """The texts of all chat templates; () when there is none."""
+        return tuple(self._all_templates.values())
+
+    @cached_property
+    def _all_templates(self) -> dict[str, str]:
+        found = self._find_templates()
+        for file in sorted((self.path / "additional_chat_templates").glob("*.jinja")):
+            found.setdefault(file.stem, self._read_text(file))
         return found
 
     def _find_templates(self) -> dict[str, str]:

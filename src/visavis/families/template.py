@@ -9,9 +9,9 @@ transformers' for every conversation without such spellings, joins over the bord
 
 Which spellings are plain text:
 
-| turn | special tokens (`<|im_end|>`) | other added tokens (`<think>`, `<tool_call>`) |
+| turn | special tokens (`<|im_end|>`) | other control tokens (`<think>`, `<tool_call>`) |
 |---|---|---|
-| user, tool; tool schemas and calls | text | text |
+| user, tool; tool schemas and calls, template options | text | text |
 | system | text | control: developers describe formats with them |
 | assistant | text, except markers of answers (`<|box_start|>` …) | control: the model wrote them |
 
@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -34,14 +34,10 @@ from visavis.chat.types import Conversation, Image, Message, Text, Video
 from visavis.errors import MessageError, OptionError, shorten
 from visavis.families.folder import ModelFolder
 from visavis.families.jinja_env import compile_template
+from visavis.families.marks import Marks, walk
 from visavis.families.tokenizer import HFTokenizer, Piece
 
-__all__ = ["ANSWER_MARKERS", "ChatTemplate", "Rendered"]
-
-ANSWER_MARKERS = frozenset(
-    f"<|{name}_{end}|>" for name in ("object_ref", "box", "quad", "point") for end in ("start", "end")
-)
-"""Special tokens that models write into their answers; in assistant turns they are what they were when generated."""
+__all__ = ["ChatTemplate", "Rendered"]
 
 _RESERVED = ("messages", "tools", "documents", "add_generation_prompt")
 _PROBE = "visavis-probe"
@@ -76,15 +72,16 @@ class ChatTemplate:
         """
         options = self._checked_options(conversation)
 
-        def run(marks: _Marks | None) -> str:
+        def run(marks: Marks | None) -> str:
             messages = self._messages(conversation, marks)
-            tools = [_walk(tool, marks.on_data) if marks else tool for tool in conversation.tools]
-            return self._run(messages, tools, add_generation_prompt, options)
+            tools = [walk(tool, marks.on_data) if marks else tool for tool in conversation.tools]
+            given = walk(options, marks.on_data) if marks else options
+            return self._run(messages, tools, add_generation_prompt, given)
 
         text = run(None)
         self._check_nothing_vanished(conversation, text)
         spellings = self._tokenizer.control_spellings()
-        marks = _Marks(conversation, self._tokenizer)
+        marks = Marks(conversation, self._tokenizer)
         if not spellings or not marks.needed:
             return Rendered(text, tuple(self._tokenizer.split(text)), text)
         broken = run(marks)
@@ -97,10 +94,10 @@ class ChatTemplate:
 
     # ---- messages in the template's shape --------------------------------------------------------------------------
 
-    def _messages(self, conversation: Conversation, marks: _Marks | None) -> list[dict[str, Any]]:
+    def _messages(self, conversation: Conversation, marks: Marks | None) -> list[dict[str, Any]]:
         return [self._message(m, marks) for m in conversation.messages]
 
-    def _message(self, message: Message, marks: _Marks | None) -> dict[str, Any]:
+    def _message(self, message: Message, marks: Marks | None) -> dict[str, Any]:
         has_media = any(not isinstance(p, Text) for p in message.parts)
         plain = (lambda text: marks.on_text(text, message.role)) if marks else str
         content: Any
@@ -118,7 +115,7 @@ class ChatTemplate:
         if message.tool_call_id is not None:
             shaped["tool_call_id"] = data(message.tool_call_id)
         if message.tool_calls:
-            shaped["tool_calls"] = [_walk(self._tool_call(call), data) for call in message.tool_calls]
+            shaped["tool_calls"] = [walk(self._tool_call(call), data) for call in message.tool_calls]
         return shaped
 
     def _tool_call(self, call: Mapping[str, Any]) -> dict[str, Any]:
@@ -212,114 +209,6 @@ class ChatTemplate:
                         f"messages[{number}]: the chat template of {self._folder.name} drops this {message.role} text: "
                         f"{shorten(part.text)}; put it into a user message"
                     )
-
-
-class _Marks:
-    """Breaks in spellings of control tokens: which texts get them, and how they go in and out."""
-
-    def __init__(self, conversation: Conversation, tokenizer: HFTokenizer, outside: bool = False) -> None:
-        self._conversation = conversation
-        self._tokenizer = tokenizer
-        self._outside = outside
-        self._pattern = tokenizer.control_pattern
-        self._special = frozenset(tokenizer.control_spellings(special=True))
-        used = set().union(*map(set, _strings(conversation)), "")
-        free = (chr(code) for code in range(0xF0000, 0xFFFFE) if chr(code) not in used)
-        self._inside, self._before, self._after = next(free), next(free), next(free)
-        spellings = tokenizer.control_spellings()
-        self._heads = frozenset(s[:k] for s in spellings for k in range(1, len(s)))
-        self._tails = frozenset(s[k:] for s in spellings for k in range(1, len(s)))
-        self._reach = max(map(len, spellings), default=0)
-
-    def beside(self) -> _Marks:
-        """The same, with the breaks beside the spellings instead of inside."""
-        return _Marks(self._conversation, self._tokenizer, outside=True)
-
-    @cached_property
-    def needed(self) -> bool:
-        """Whether any text needs a break."""
-        for message in self._conversation.messages:
-            for part in message.parts:
-                if isinstance(part, Text) and self.on_text(part.text, message.role) != part.text:
-                    return True
-        return any(self.on_data(s) != s for s in _strings(self._conversation, texts=False))
-
-    def on_text(self, text: str, role: str) -> str:
-        """`text` of a turn with its forbidden spellings broken."""
-        if role == "assistant":
-            return self._broken(text, lambda spelled: spelled in self._special and spelled not in ANSWER_MARKERS)
-        if role == "system":
-            return self._broken(text, lambda spelled: spelled in self._special)
-        return self.on_data(text)
-
-    def on_data(self, text: str) -> str:
-        """A string of tools, tool calls or names, every spelling broken."""
-        return self._broken(text, lambda spelled: True)
-
-    def remove(self, text: str) -> str:
-        return text.replace(self._inside, "").replace(self._before, "").replace(self._after, "")
-
-    def settle(self, rendered: str) -> str:
-        """The output of a template that got breaks beside spellings, with the breaks moved inside them."""
-        spelled = f"(?:{self._pattern.pattern})"
-        found = re.compile(f"{self._before}({spelled})|({spelled}){self._after}|[{self._before}{self._after}]")
-
-        def inside(match: re.Match[str]) -> str:
-            token = match.group(1) or match.group(2) or ""
-            return token[:1] + self._inside + token[1:]
-
-        return found.sub(inside, rendered)
-
-    def _broken(self, text: str, forbidden: Callable[[str], bool]) -> str:
-        def mark(match: re.Match[str]) -> str:
-            token = match.group()
-            if not forbidden(token):
-                return token
-            if not self._outside:
-                return token[:1] + self._inside + token[1:]
-            return token + self._after if match.start() == 0 else self._before + token
-
-        broken = self._pattern.sub(mark, text)
-        # Two texts side by side must not join into a control token either.
-        reach = range(1, self._reach)
-        if any(text[-k:] in self._heads for k in reach):
-            broken += self._inside
-        if any(text[:k] in self._tails for k in reach):
-            broken = self._inside + broken
-        return broken
-
-
-def _strings(conversation: Conversation, *, texts: bool = True) -> Iterator[str]:
-    """Every string of a conversation that reaches the template."""
-    for message in conversation.messages:
-        if texts:
-            yield from (p.text for p in message.parts if isinstance(p, Text))
-        yield from (s for s in (message.name, message.tool_call_id) if s is not None)
-        yield from _leaves(message.tool_calls)
-    yield from _leaves(conversation.tools)
-
-
-def _leaves(value: Any) -> Iterator[str]:
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, inner in value.items():
-            yield from _leaves(key)
-            yield from _leaves(inner)
-    elif isinstance(value, Iterable):
-        for inner in value:
-            yield from _leaves(inner)
-
-
-def _walk(value: Any, change: Callable[[str], str]) -> Any:
-    """A copy with every string, keys included, changed."""
-    if isinstance(value, str):
-        return change(value)
-    if isinstance(value, Mapping):
-        return {_walk(key, change): _walk(inner, change) for key, inner in value.items()}
-    if isinstance(value, list | tuple):
-        return [_walk(inner, change) for inner in value]
-    return value
 
 
 def _kind(part: Image | Video) -> str:

@@ -1,10 +1,10 @@
 """`HFTokenizer`: a model folder's tokenizer over the `tokenizers` library, safe against forged control tokens.
 
-*Control tokens* are the tokenizer's added tokens: those marked special (`<|im_start|>`) and those that are not
-(`<think>`, `<tool_call>`). `encode` treats the spelling of either as plain text unless the caller says otherwise: the
-library skips added tokens only when they are marked special, so all are registered as special for encoding, and
-control ids are put between the pieces by `encode_pieces`. What the folder itself marks special stays in
-`special_ids`.
+*Control tokens* are the added tokens marked special (`<|im_start|>`), and those not marked so that still steer the
+model: written `<|…|>`, or used by the chat template (`<think>`, `<tool_call>`). Other added tokens (Gemma's runs of
+newlines, HTML tags) are ordinary text. `encode` treats spellings of control tokens as text unless told otherwise; the
+library can do that for special tokens only, so all control tokens are registered as special with it, and their ids
+are put between the pieces by `encode_pieces`. `special_ids` holds what the folder itself marks special.
 """
 
 from __future__ import annotations
@@ -36,12 +36,13 @@ class HFTokenizer:
     def __init__(self, folder: ModelFolder) -> None:
         """Reads `tokenizer.json`, or builds Qwen2's BPE from `vocab.json` and `merges.txt`. Raises ModelError."""
         tokenizer, self._pieces_need_anchor = _load(folder)
-        self.added: dict[int, AddedToken] = dict(sorted(tokenizer.get_added_tokens_decoder().items()))
+        added: dict[int, AddedToken] = dict(sorted(tokenizer.get_added_tokens_decoder().items()))
+        self.control: dict[int, AddedToken] = {i: t for i, t in added.items() if _is_control(t, folder)}
         self._name = folder.name
         self.vocab_size: int = tokenizer.get_vocab_size(with_added_tokens=True)
-        self._ids = {token.content: i for i, token in self.added.items()}
+        self._ids = {token.content: i for i, token in self.control.items()}
         named = named_special_tokens(folder)
-        special = {i for i, token in self.added.items() if token.special}
+        special = {i for i, token in added.items() if token.special}
         special |= {i for content in named.values() if (i := tokenizer.token_to_id(content)) is not None}
         self.special_ids: frozenset[int] = frozenset(special)
         self.special_tokens: dict[str, str] = named
@@ -49,7 +50,7 @@ class HFTokenizer:
         tokenizer.no_truncation()
         tokenizer.add_special_tokens(
             [AddedToken(t.content, special=True, normalized=False, lstrip=t.lstrip, rstrip=t.rstrip)
-             for t in self.added.values()]
+             for t in self.control.values()]
         )  # fmt: skip
         tokenizer.encode_special_tokens = True  # spellings of special tokens are text from here on
         self._tokenizer = tokenizer
@@ -66,7 +67,7 @@ class HFTokenizer:
         end = 0
         for match in self.control_pattern.finditer(text):
             token_id = self._ids[match.group()]
-            token = self.added[token_id]
+            token = self.control[token_id]
             before = text[end : match.start()]
             pieces += [before.rstrip() if token.lstrip else before, token_id]
             end = match.end()
@@ -102,9 +103,7 @@ class HFTokenizer:
 
     def _without_control(self, ids: list[int], text: str) -> list[int]:
         """The ids, sure to hold no control token. A vocabulary may hold the spelling of one as an ordinary entry."""
-        if self._ids and self._control_ids.isdisjoint(ids):
-            return ids
-        if not self._ids:
+        if self._control_ids.isdisjoint(ids):
             return ids
         broken: list[int] = []
         end = 0
@@ -114,13 +113,13 @@ class HFTokenizer:
         broken += self._run(text[end:])
         forged = self._control_ids.intersection(broken)
         if forged:
-            token = self.added[min(forged)].content
+            token = self.control[min(forged)].content
             raise ModelError(f"{self._name}: the tokenizer makes the control token {token} out of plain text")
         return broken
 
     @cached_property
     def _control_ids(self) -> frozenset[int]:
-        return frozenset(self.added)
+        return frozenset(self.control)
 
     @cached_property
     def control_pattern(self) -> re.Pattern[str]:
@@ -129,8 +128,10 @@ class HFTokenizer:
         return re.compile("|".join(map(re.escape, longest_first)) or "(?!)")
 
     def control_spellings(self, *, special: bool | None = None) -> tuple[str, ...]:
-        """Spellings of the added tokens: all, only special ones, or only the others."""
-        return tuple(t.content for i, t in self.added.items() if special is None or (i in self.special_ids) == special)
+        """Spellings of the control tokens: all, only those marked special, or only the others."""
+        return tuple(
+            t.content for i, t in self.control.items() if special is None or (i in self.special_ids) == special
+        )
 
     # ---- decoding --------------------------------------------------------------------------------------------------
 
@@ -149,6 +150,15 @@ class HFTokenizer:
     def backend(self) -> Tokenizer:
         """The `tokenizers.Tokenizer` behind, for incremental decoding. Do not change its settings."""
         return self._tokenizer
+
+
+def _is_control(token: AddedToken, folder: ModelFolder) -> bool:
+    if token.special:
+        return True
+    if re.fullmatch(r"<\|.+\|>", token.content):
+        return True
+    letters = any(c.isalpha() for c in token.content)
+    return letters and any(token.content in source for source in folder.template_sources)
 
 
 def named_special_tokens(folder: ModelFolder) -> dict[str, str]:
