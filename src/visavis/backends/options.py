@@ -68,7 +68,7 @@ def parse_options(given: Mapping[str, Any], *, where: str = "options") -> Engine
         if value is not None:
             try:
                 values[name] = _parse(name, value)
-            except (TypeError, ValueError, OverflowError) as error:
+            except ValueError as error:  # its text is one of ours and never holds the value
                 raise OptionError(f"{where}: {name} {shorten(value)} is not valid: {error}") from None
     return EngineOptions(**values)
 
@@ -80,17 +80,17 @@ def _parse(name: str, value: Any) -> Any:
             raise ValueError("auto, float32, bfloat16 or float16 is needed")
         return _DTYPES[spelled]
     if name in _FROM_ONE:
-        if isinstance(value, bool) or int(value) != float(value) or int(value) < 1:
-            raise ValueError("a whole number from 1 on is needed")
-        return int(value)
+        return _whole(value, 1)
     if name == "seed":
-        if isinstance(value, bool) or int(value) != float(value) or int(value) < 0:
-            raise ValueError("a whole number from 0 on is needed")
-        return int(value)
+        return _whole(value, 0)
     if name == "gpu_memory_utilization":
-        if isinstance(value, bool) or not 0 < float(value) <= 1:
+        try:
+            part = -1.0 if isinstance(value, bool) else float(value)
+        except (TypeError, ValueError):
+            part = -1.0
+        if not 0 < part <= 1:
             raise ValueError("a part of the GPU's memory is needed, above 0 and up to 1")
-        return float(value)
+        return part
     if name in ("enforce_eager", "trust_remote_code", "warmup"):
         if not isinstance(value, bool):
             raise ValueError("true or false is needed")
@@ -102,6 +102,16 @@ def _parse(name: str, value: Any) -> Any:
     if not isinstance(value, str) and not (name == "device" and hasattr(value, "type")):  # a torch.device has one
         raise ValueError("text is needed")
     return str(value)
+
+
+def _whole(value: Any, least: int) -> int:
+    try:
+        exact = not isinstance(value, bool) and int(value) == (value if isinstance(value, int) else float(value))
+        if exact and int(value) >= least:
+            return int(value)
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise ValueError(f"a whole number from {least} on is needed")
 
 
 def refuse_unsupported(engine: str, options: EngineOptions, supported: Collection[str]) -> None:

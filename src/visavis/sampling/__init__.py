@@ -1,0 +1,19 @@
+"""Sampling: what a user asks (`SamplingParams`), what is in force and why (`ResolvedSampling`).
+
+Precedence: request > user config > `generation_config.json` (only when asked for) > neutral (greedy). Every
+effective value carries its origin. Engines get all of it, so no engine's own default ever decides anything.
+
+`repetition_penalty` (CTRL, arXiv:1909.05858): the logit of every token that occurs in the prompt or the answer so
+far is divided by it when positive, multiplied when negative; image placeholders count as prompt tokens, as in
+transformers and vLLM. `presence_penalty` and `frequency_penalty` (OpenAI): subtracted from the logit once, and once
+per occurrence, for tokens of the answer so far only. Order: logit_bias, bad words and min_tokens masks, repetition,
+presence and frequency, temperature, min_p, top_k, top_p.
+"""
+
+from __future__ import annotations
+
+from visavis.sampling.params import ResolvedSampling, SamplingParams, SpecialTokens
+from visavis.sampling.rules import DEFAULT_MAX_TOKENS, resolve
+from visavis.sampling.values import MAX_LOGPROBS
+
+__all__ = ["DEFAULT_MAX_TOKENS", "MAX_LOGPROBS", "ResolvedSampling", "SamplingParams", "SpecialTokens", "resolve"]
