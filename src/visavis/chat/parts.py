@@ -134,7 +134,9 @@ class PartReader:
     def _type(self, part: Mapping[str, Any], where: str) -> str:
         """The declared type, or the one its keys tell."""
         if part.get("type") is None:
-            found = sorted(key for key in ("text", *_OWN_KEYS["image"], *_OWN_KEYS["video"]) if key in part)
+            found = sorted(
+                key for key in ("text", *_OWN_KEYS["image"], *_OWN_KEYS["video"]) if part.get(key) is not None
+            )
             kinds = {"text" if key == "text" else "image" if key in _OWN_KEYS["image"] else "video" for key in found}
             if len(kinds) == 1:
                 return kinds.pop()

@@ -143,11 +143,11 @@ def _deep_to_bytes(values: npt.NDArray[Any]) -> Pixels:
 
 
 def _unit_to_bytes(values: npt.NDArray[Any]) -> Pixels:
-    if values.size and not (np.nanmin(values) >= 0 and np.nanmax(values) <= 1 and not np.isnan(values).any()):
-        low, high = np.nanmin(values), np.nanmax(values)
-        also = " with NaN" if np.isnan(values).any() else ""
+    if np.isnan(values).any():
+        raise MediaError("has NaN among its float values")
+    if values.size and not (values.min() >= 0 and values.max() <= 1):
         raise MediaError(
-            f"has float values from {low:g} to {high:g}{also}; floats mean 0 to 1: scale them, or give uint8"
+            f"has float values from {values.min():g} to {values.max():g}; floats mean 0 to 1: scale them, or give uint8"
         )
     return np.rint(values.astype(np.float64) * 255).astype(np.uint8)
 

@@ -1,0 +1,1 @@
+"""Messages, media and what may be fetched."""
