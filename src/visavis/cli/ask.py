@@ -1,0 +1,209 @@
+"""`visavis ask "question"`: one question, the answer as it is written, what it took; boxes drawn if asked."""
+
+from __future__ import annotations
+
+import time
+from argparse import Namespace
+from contextlib import closing, contextmanager
+from typing import TYPE_CHECKING, Any
+
+from visavis.cli.answer_document import answer_document
+from visavis.cli.inputs import add_request_options, prompt_of, raw_cases
+from visavis.cli.options import (
+    add_engine_options,
+    add_model_option,
+    add_pixel_options,
+    add_sampling_options,
+    announce_model,
+    check_sampling,
+    engine_options,
+    pixel_limits,
+    sampling_params,
+)
+from visavis.cli.output import Output, add_output_options
+from visavis.cli.parser import Parser
+from visavis.errors import OptionError, RequestError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from visavis.backends.base import ModelInterface, Progress
+    from visavis.chat.types import Conversation, Image
+    from visavis.completion import Completion
+    from visavis.prompt import Prompt
+
+__all__ = ["add_parser", "run"]
+
+
+def add_parser(commands: Any) -> Parser:
+    parser: Parser = commands.add_parser(
+        "ask",
+        help="ask one question about an image, a video or text",
+        description="""\
+Asks one question and writes the answer as it comes; how long each part took goes to stderr.
+
+  visavis ask "where is the search button?" --image screen.png --draw found.png""",
+    )
+    add_request_options(parser)
+    add_model_option(parser)
+    parser.add_argument("--backend", default="native", metavar="NAME", help="engine; `visavis backends` lists them")
+    parser.add_argument("--draw", metavar="OUT.png", help="paint the answer's boxes and points on the upright image")
+    parser.add_argument(
+        "--draw-image", default="1", metavar="N", help="which of several images the boxes belong to, from 1"
+    )
+    add_pixel_options(parser)
+    add_sampling_options(parser, single=True)
+    add_engine_options(parser)
+    add_output_options(parser)
+    return parser
+
+
+def run(args: Namespace) -> int:
+    started = time.perf_counter()
+    output = Output(args)
+    cases = raw_cases(args)
+    if not cases:
+        raise OptionError('the question is missing: visavis ask "what is this?" --image screen.png')
+    if len(cases) > 1:
+        raise OptionError(
+            f"{args.messages} holds {len(cases)} conversations, ask answers one; "
+            f"visavis compare --backends {args.backend} --messages {args.messages} answers all"
+        )
+    sampling, options = sampling_params(args), engine_options(args, warmup=False)
+    pixel_limits(args)
+    if args.draw is not None:
+        from visavis.grounding.output import check_image_path
+
+        check_image_path(args.draw)
+    announce_model(args, output)
+
+    from visavis.backends.registry import new
+
+    with output.only_ours():
+        model = new(args.backend)
+        model.use_generation_config = args.generation_config
+        with closing(model), _progress(output, args.backend) as progress:
+            # What the input is gets decided before the engine is loaded, so that its faults show at once.
+            model._open(args.model, options)
+            family = model._family()
+            prompt, conversation = prompt_of(family, cases[0], args)
+            check_sampling(args, sampling, options, family, prompt)
+            image = _image_to_draw_on(args, conversation, prompt)
+            loading = time.perf_counter()
+            model.load(args.model, options, progress)
+            loaded = time.perf_counter()
+            completion = _answer(model, prompt, sampling, output, progress)
+            answered, info = time.perf_counter(), model.info
+    if completion.error is not None:
+        raise RequestError(f"{args.backend} failed: {completion.error}")
+    assert info is not None  # load() sets it
+    if image is not None:
+        from visavis.grounding import draw
+
+        found = completion.boxes(image[0])
+        draw(image[1].pixels, found, args.draw)
+        said = f"{len(found)} drawn on {args.draw}" if len(found) else f"no box in the answer; {args.draw} is unmarked"
+        output.say(said)
+    if output.json:
+        phases = {
+            "input_s": loading - started,  # reading, decoding and preparing it, tokenizer included
+            "load_s": loaded - loading,
+            "answer_s": answered - loaded,
+            "command_s": time.perf_counter() - started,
+        }
+        output.document(answer_document(completion, info, prompt, family.tokenizer, phases, drawn=args.draw))
+    else:
+        _print_after(output, completion, loaded - loading, family.tokenizer)
+    return 0
+
+
+def _image_to_draw_on(args: Namespace, conversation: Conversation, prompt: Prompt) -> tuple[int, Image] | None:
+    """(number, image) for --draw. Raises OptionError where nothing could be drawn, before the engine starts."""
+    from visavis.chat.types import Image as ImageType
+
+    if args.draw is None:
+        return None
+    images = [m for m in conversation.media if isinstance(m, ImageType)]
+    if not images:
+        raise OptionError("--draw needs an image: add --image FILE")
+    if prompt.box_format == "none":
+        raise OptionError(f"--draw: {prompt.model} declares no box format, so its answers hold no boxes to draw")
+    if not args.draw_image.isdigit() or not 1 <= int(args.draw_image) <= len(images):
+        raise OptionError(
+            f"--draw-image {args.draw_image}: the question has {len(images)} images; give 1 to {len(images)}"
+        )
+    number = int(args.draw_image) - 1
+    return number, images[number]
+
+
+def _answer(model: ModelInterface, prompt: Prompt, sampling: Any, output: Output, progress: Progress) -> Completion:
+    completion: Completion | None = None
+    with closing(model.stream_batch([prompt], sampling)) as deltas:
+        for delta in deltas:
+            if delta.text and not output.json:
+                progress("answer", 0.0)  # ends the line that shows loading
+                output.piece(delta.text)
+            completion = delta.completion or completion
+    if completion is None:
+        raise RequestError(f"{model.name} gave no answer")
+    if not output.json:
+        if not completion.text.endswith("\n"):
+            output.piece("\n")
+        for number, other in enumerate(completion.alternatives, start=2):
+            output.piece(f"--- answer {number}\n{other.text}\n")
+    return completion
+
+
+def _print_after(output: Output, completion: Completion, load_s: float, tokenizer: Any) -> None:
+    """Boxes, log-probabilities that were asked for, what became moot, and the times: on stderr."""
+    from visavis.compare.units import duration, rate
+
+    if completion.media_sizes and completion.box_format != "none":
+        found = completion.boxes()
+        for item in found.items:
+            place = item.box if item.box is not None else item.center
+            flags = "".join(f" ({flag})" for flag in ("clipped", "swapped") if getattr(item, flag))
+            kind = "box" if item.box is not None else "point"
+            output.say(f"{kind} {item.label or '–'}: {', '.join(f'{v:.0f}' for v in place)} pixels{flags}")
+        for reject in found.rejects:
+            output.say(f"not read as a box: {reject.text} ({reject.reason})")
+    for name, entries in (("prompt", completion.prompt_logprobs), ("answer", completion.logprobs)):
+        for entry in entries or ():
+            if entry is not None:
+                top = "  ".join(f"{tokenizer.decode([i])!r} {p:.3f}" for i, p in entry.top)
+                output.say(f"{name} {tokenizer.decode([entry.token_id])!r} {entry.logprob:.3f}  best: {top}")
+    for note in completion.sampling.notes:
+        output.say(f"note: {note}")
+    times = completion.timings
+    image_tokens = f", {completion.image_tokens} of images" if completion.image_tokens else ""
+    parts = [
+        completion.backend,
+        f"{completion.prompt_tokens} prompt tokens{image_tokens}",
+        f"{completion.completion_tokens} answer tokens ({completion.finish_reason})",
+        f"load {duration(load_s)}",
+        f"prepare {duration(times.prepare_s)}",
+        f"first token {duration(times.first_token_s)}",
+        f"per token {duration(times.per_token_s)}",
+        f"{rate(times.decode_tokens_per_s)} tokens/s",
+    ]
+    if completion.sampling.temperature > 0:
+        parts.append(f"seed {completion.sampling.seed}")
+    output.say(" · ".join(parts))
+
+
+@contextmanager
+def _progress(output: Output, backend: str) -> Iterator[Progress]:
+    """One moving line on stderr while the engine loads; nothing where stderr is no terminal."""
+    console = output.progress_console()
+    if console is None:
+        yield lambda phase, seconds: None
+        return
+    with console.status(f"{backend}: starting") as status:
+
+        def show(phase: str, seconds: float) -> None:
+            if phase in ("ready", "answer"):
+                status.stop()
+            else:
+                status.update(f"{backend}: {phase}")
+
+        yield show

@@ -1,0 +1,282 @@
+"""What is asked: from the question and media flags, or from a messages file."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from argparse import ArgumentParser, Namespace
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from visavis.cli.options import pixel_limits
+from visavis.errors import InputError, MessageError, OptionError, shorten
+
+if TYPE_CHECKING:
+    from visavis.chat.types import Conversation
+    from visavis.families import Family
+    from visavis.prompt import Prompt
+
+__all__ = [
+    "RawCase",
+    "add_request_options",
+    "conversation_of",
+    "media_messages",
+    "prompt_of",
+    "question_of",
+    "raw_cases",
+    "read_messages_file",
+    "samples_file",
+]
+
+_IMAGE_SUFFIXES = {".png", ".jpg", ".jpeg", ".webp", ".gif", ".bmp", ".tif", ".tiff", ".avif", ".heic"}
+_VIDEO_SUFFIXES = {".mp4", ".mov", ".mkv", ".webm", ".avi"}
+_MESSAGES_SUFFIXES = {".json", ".jsonl"}
+_HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
+
+
+@dataclass(frozen=True, slots=True)
+class RawCase:
+    """One conversation as it was given."""
+
+    id: str
+    messages: Any
+    base_dir: str | None = None  # relative media paths start here
+    expected: dict[str, Any] | None = None
+    tools: Any = None
+
+
+def add_request_options(parser: ArgumentParser, *, question_flag: bool = False) -> None:
+    """The question (`--ask` where `question_flag`), its media, or a messages file."""
+    if question_flag:
+        parser.add_argument("--ask", dest="question", metavar="QUESTION", help="one question to all engines")
+    else:
+        parser.add_argument("question", nargs="*", metavar="QUESTION", help="in quotes")
+    parser.add_argument(
+        "--image", action="append", default=[], metavar="FILE", help="file, URL or data URL; repeatable, order kept"
+    )
+    parser.add_argument("--video", action="append", default=[], metavar="FILE", help="file or URL; repeatable")
+    parser.add_argument("--fps", metavar="X", help="frames a second to take of each video (default: the model's)")
+    parser.add_argument("--nframes", metavar="N", help="frames to take of each video, instead of --fps")
+    parser.add_argument("--system", metavar="TEXT", help="system prompt (default: what the model's template says)")
+    parser.add_argument(
+        "--messages", metavar="FILE", help="JSON: messages, conversations or samples; - for stdin; paths relative to it"
+    )
+
+
+def raw_cases(args: Namespace) -> list[RawCase]:
+    """What the flags ask, or what the file holds. [] when neither was given. Raises OptionError, MessageError."""
+    question = _question(args)
+    if args.messages is not None:
+        given = [flag for flag in ("image", "video", "system", "fps", "nframes") if getattr(args, flag)]
+        if question is not None or given:
+            other = f"--{given[0]}" if given else "a question"
+            raise OptionError(f"--messages and {other} exclude each other: put everything into the messages file")
+        return read_messages_file(args.messages)
+    if question is None:
+        if args.image or args.video or args.system:
+            raise OptionError(f"the question is missing: {_usage(args)}")
+        return []
+    return [RawCase("question", media_messages(args, question))]
+
+
+def media_messages(args: Namespace, question: str | None) -> list[dict[str, Any]]:
+    """System prompt, images and videos in their order, then the question."""
+    if (args.fps or args.nframes) and not args.video:
+        raise OptionError("--fps and --nframes are for videos; add --video FILE")
+    content: list[dict[str, Any]] = [{"type": "image", "image": source} for source in args.image]
+    content += [_video_part(source, args) for source in args.video]
+    if question is not None:
+        content.append({"type": "text", "text": question})
+    system = [{"role": "system", "content": args.system}] if args.system else []
+    return [*system, {"role": "user", "content": content}]
+
+
+def read_messages_file(path: str) -> list[RawCase]:
+    """Conversations of a JSON file: a list of messages, a list of conversations (lists, or objects with `messages`),
+    one object with `messages`, or a samples file; JSON Lines too. Raises MessageError naming file and place."""
+    if path == "-":
+        name, text, base_dir = "stdin", sys.stdin.read(), None
+    else:
+        file = Path(path).expanduser()
+        name, base_dir = file.name, str(file.parent.resolve())
+        try:
+            text = file.read_text("utf-8-sig")
+        except FileNotFoundError:
+            raise OptionError(f"--messages {shorten(path)}: no such file") from None
+        except (OSError, UnicodeDecodeError) as error:
+            raise OptionError(f"--messages {shorten(path)} cannot be read: {error}") from None
+    found = _cases(_parse(text, name, lines=path.endswith(".jsonl")), name, base_dir)
+    if not found:
+        raise MessageError(f"{name} holds no conversation")
+    ids = [case.id for case in found]
+    if twice := next((i for i in ids if ids.count(i) > 1), None):
+        raise MessageError(f"{name}: two samples have the id {shorten(twice)}")
+    return found
+
+
+def samples_file() -> str:
+    """The bundled samples."""
+    return str(Path(__file__).parents[1] / "assets" / "samples" / "samples.json")
+
+
+def conversation_of(family: Family, case: RawCase, args: Namespace, *, several: bool = False) -> Conversation:
+    """Normalised and decoded. With `several` conversations errors begin with the id of the one at fault."""
+    from visavis.chat import normalize
+
+    try:
+        return normalize(
+            case.messages,
+            tools=case.tools,
+            limits=pixel_limits(args),
+            video_defaults=family.video_defaults,
+            base_dir=case.base_dir,
+        )
+    except InputError as error:
+        raise _of_case(error, case, several) from None
+
+
+def prompt_of(family: Family, case: RawCase, args: Namespace, *, several: bool = False) -> tuple[Prompt, Conversation]:
+    """Prepared for every engine; with the conversation, whose media are still in their original size."""
+    from dataclasses import replace
+
+    from visavis.families.base import chat_source
+
+    conversation = conversation_of(family, case, args, several=several)
+    try:
+        prompt = family.prepare(conversation)
+    except InputError as error:
+        raise _of_case(error, case, several) from None
+    return replace(prompt, chat=chat_source(conversation, True)), conversation
+
+
+def question_of(conversation: Conversation) -> str:
+    """The last user turn's text, for people."""
+    from visavis.chat.types import Text
+
+    for message in reversed(conversation.messages):
+        if message.role == "user":
+            return " ".join(" ".join(part.text for part in message.parts if isinstance(part, Text)).split())
+    return ""
+
+
+def _question(args: Namespace) -> str | None:
+    """The question, or None; what is no question is asked back with the right usage."""
+    if isinstance(args.question, str) or args.question is None:
+        words = [] if args.question is None else [args.question]
+        if args.words_left:
+            raise OptionError(f"{shorten(args.words_left[0])} belongs to no option: {_usage(args)}")
+    else:
+        words = [*args.question, *args.words_left]
+    for word in words:
+        _refuse_look_alikes(word, args)
+    if len(words) > 1:
+        raise OptionError(f"the question is {len(words)} words to the shell; put it in quotes: {_usage(args)}")
+    if not words:
+        return None
+    if not words[0].strip():
+        raise OptionError(f"the question is empty: {_usage(args)}")
+    return str(words[0])
+
+
+def _refuse_look_alikes(word: str, args: Namespace) -> None:
+    path = Path(word)
+    if any(letter.isspace() for letter in word.strip()) or not word.strip():
+        return
+    suffix = path.suffix.lower()
+    flag = "--video" if suffix in _VIDEO_SUFFIXES else "--messages" if suffix in _MESSAGES_SUFFIXES else "--image"
+    is_url = word.lower().startswith(("http://", "https://", "file://", "data:"))
+    if is_url or suffix in _IMAGE_SUFFIXES | _VIDEO_SUFFIXES | _MESSAGES_SUFFIXES:
+        raise OptionError(
+            f"{shorten(word)} looks like a file, not a question; did you mean: {_usage(args, flag, word)}"
+        )
+    try:
+        is_folder, exists = path.is_dir(), path.exists()
+    except OSError:  # a name too long for a path
+        return
+    if is_folder or _HUB_ID.fullmatch(word):
+        raise OptionError(
+            f"{shorten(word)} looks like a model, not a question; did you mean: {_usage(args, '-m', word)}"
+        )
+    if exists:
+        raise OptionError(f"{shorten(word)} is a file, not a question; did you mean: {_usage(args, '--image', word)}")
+
+
+def _usage(args: Namespace, flag: str = "--image", value: str = "screen.png") -> str:
+    shown = value if len(value) <= 64 else f"{value[:61]}..."
+    question = "--ask QUESTION" if args.command == "compare" else "QUESTION"
+    if flag == "--messages":
+        return f"visavis {args.command} --messages {shown}"
+    return f"visavis {args.command} {question.replace('QUESTION', chr(34) + 'what is this?' + chr(34))} {flag} {shown}"
+
+
+def _video_part(source: str, args: Namespace) -> dict[str, Any]:
+    part: dict[str, Any] = {"type": "video", "video": source}
+    for name, kind in (("fps", float), ("nframes", int)):
+        text = getattr(args, name)
+        if text is not None:
+            try:
+                part[name] = kind(text)
+            except ValueError:
+                raise OptionError(f"--{name} {shorten(text)} is not a number") from None
+    return part
+
+
+def _parse(text: str, name: str, *, lines: bool) -> Any:
+    try:
+        if lines:
+            return [json.loads(line) for line in text.splitlines() if line.strip()]
+        return json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise MessageError(f"{name} is not valid JSON: {error}") from None
+
+
+def _cases(content: Any, name: str, base_dir: str | None) -> list[RawCase]:
+    if isinstance(content, dict) and "samples" in content:
+        entries = content["samples"]
+        if not isinstance(entries, list):
+            raise MessageError(f"{name}: samples is {shorten(entries)}, a list is needed")
+        return [_case(entry, f"samples[{i}]", str(i + 1), name, base_dir) for i, entry in enumerate(entries)]
+    if isinstance(content, dict):
+        if "messages" not in content:
+            raise MessageError(f"{name}: the object has neither messages nor samples")
+        return [_case(content, name, "1", name, base_dir)]
+    if not isinstance(content, list):
+        raise MessageError(f"{name} holds {shorten(content)}; a list of messages or conversations is needed")
+    if content and all(isinstance(entry, dict) and "role" in entry for entry in content):
+        return [RawCase("1", content, base_dir)]
+    return [_case(entry, f"entry {i}", str(i + 1), name, base_dir) for i, entry in enumerate(content)]
+
+
+def _case(entry: Any, where: str, default_id: str, name: str, base_dir: str | None) -> RawCase:
+    if isinstance(entry, list):
+        return RawCase(default_id, entry, base_dir)
+    if not isinstance(entry, dict) or "messages" not in entry:
+        raise MessageError(
+            f"{name}: {where} is {shorten(entry)}; a list of messages or an object with messages is needed"
+        )
+    expected = _expected(entry.get("expected"), f"{name}: {where}")
+    return RawCase(str(entry.get("id", default_id)), entry["messages"], base_dir, expected, entry.get("tools"))
+
+
+def _expected(value: Any, where: str) -> dict[str, Any] | None:
+    if value is None:
+        return None
+    if not isinstance(value, dict):
+        raise MessageError(f"{where}: expected is {shorten(value)}, an object with text or box is needed")
+    text, box = value.get("text"), value.get("box")
+    if text is not None and not isinstance(text, str):
+        raise MessageError(f"{where}: expected.text is {shorten(text)}, text is needed")
+    numbers = isinstance(box, list) and len(box) == 4 and all(type(v) in (int, float) for v in box)
+    if box is not None and not numbers:
+        raise MessageError(f"{where}: expected.box is {shorten(box)}, [x1, y1, x2, y2] in pixels is needed")
+    return {"text": text, "box": None if box is None else tuple(float(v) for v in box)}
+
+
+def _of_case(error: InputError, case: RawCase, several: bool) -> InputError:
+    from visavis.errors import MissingExtraError
+
+    if not several or isinstance(error, MissingExtraError):
+        return error
+    return type(error)(f"{case.id}: {error}")

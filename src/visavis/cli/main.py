@@ -1,0 +1,109 @@
+"""`visavis`: finds the command, runs it, turns every error into one line and an exit code."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
+
+from visavis import __version__
+from visavis.cli.parser import Parser
+from visavis.errors import InputError, VisavisError
+
+__all__ = ["build_parser", "main"]
+
+COMMANDS = ("ask", "compare", "count", "samples", "backends")
+"""Each is a module of this package with `add_parser` and `run`."""
+
+BAD_INPUT, FAILED, INTERRUPTED, TERMINATED, BROKEN_PIPE = 2, 1, 130, 143, 141
+
+DESCRIPTION = """\
+One chat, any engine, face to face: vision-language models through interchangeable engines, compared fairly.
+
+  visavis compare                              the bundled model on every engine here, 12 sample screens
+  visavis ask "where is the search button?" --image screen.png --draw found.png
+  visavis count --image screen.png             tokens, before any engine starts"""
+
+
+class _Terminated(BaseException):
+    """SIGTERM, as an exception, so that engines and their processes are closed on the way out."""
+
+
+def build_parser() -> Parser:
+    """The whole command line. Imports nothing heavy."""
+    parser = Parser(prog="visavis", description=DESCRIPTION)
+    parser.add_argument("--version", action="version", version=f"visavis {__version__}")
+    commands = parser.add_subparsers(dest="command", metavar="command", parser_class=Parser)
+    for name in COMMANDS:
+        module = import_module(f"visavis.cli.{name}")
+        command = module.add_parser(commands)
+        command.set_defaults(run=module.run, parser=command)
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command. Returns 0; 1 when an engine failed (or answers differ and --fail-on-difference was given);
+    2 for bad input; 130 after Ctrl-C."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")  # a terminal without Unicode must not end an answer
+    try:
+        with _terminations():
+            code = _run(argv)
+            sys.stdout.flush()
+            return code
+    except InputError as error:
+        return _fail(BAD_INPUT, error)
+    except VisavisError as error:
+        return _fail(FAILED, error)
+    except SystemExit as end:  # --help and --version
+        return end.code if isinstance(end.code, int) else 0
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except _Terminated:
+        return TERMINATED
+    except BrokenPipeError:
+        # Whoever read our output has gone. What is still buffered must not raise again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+    except Exception as error:
+        if os.environ.get("VISAVIS_TRACEBACK"):
+            raise
+        return _fail(FAILED, f"internal error, {type(error).__name__}: {error}; VISAVIS_TRACEBACK=1 shows where")
+
+
+def _run(argv: Sequence[str] | None) -> int:
+    parser = build_parser()
+    args = parser.parse_all(argv)
+    if args.command is None:
+        parser.print_help(sys.stderr)
+        return BAD_INPUT
+    code: int = args.run(args)
+    return code
+
+
+def _fail(code: int, error: object) -> int:
+    print(f"visavis: {' '.join(str(error).split())}", file=sys.stderr)
+    return code
+
+
+@contextmanager
+def _terminations() -> Iterator[None]:
+    """SIGTERM ends the command the same clean way as Ctrl-C."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def terminate(number: int, frame: Any) -> None:
+        raise _Terminated
+
+    before = signal.signal(signal.SIGTERM, terminate)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

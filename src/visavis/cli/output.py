@@ -1,0 +1,89 @@
+"""stdout is for answers, stderr for everything said about them. With --json, stdout holds one JSON document."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stdout
+from typing import TYPE_CHECKING, Any, TextIO
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser, Namespace
+
+    from rich.console import Console
+
+__all__ = ["Output", "add_output_options"]
+
+# Control characters would let an answer move the cursor or recolour the terminal.
+_CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+
+def add_output_options(parser: ArgumentParser) -> None:
+    group = parser.add_argument_group("output")
+    group.add_argument("--json", action="store_true", help="one JSON document on stdout, for machines")
+    group.add_argument("-q", "--quiet", action="store_true", help="say nothing on stderr but errors")
+
+
+class Output:
+    """Where a command writes."""
+
+    def __init__(self, args: Namespace) -> None:
+        self.json: bool = args.json
+        self.quiet: bool = args.quiet
+        self._stdout: TextIO = sys.stdout
+
+    def say(self, text: str) -> None:
+        """A line for people, on stderr."""
+        if not self.quiet:
+            print(text, file=sys.stderr, flush=True)
+
+    def piece(self, text: str) -> None:
+        """A piece of an answer, on stdout at once."""
+        if self._stdout.isatty():
+            text = text.translate(_CONTROLS)
+        self._stdout.write(text)
+        self._stdout.flush()
+
+    def document(self, value: Any) -> None:
+        """The JSON document, on stdout."""
+        self._stdout.write(json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False) + "\n")
+        self._stdout.flush()
+
+    def console(self) -> Console:
+        """For tables: stdout, or stderr beside --json. Colours only on a terminal and without NO_COLOR."""
+        from rich.console import Console
+
+        return Console(file=sys.stderr if self.json else self._stdout, soft_wrap=True, emoji=False)
+
+    def progress_console(self) -> Console | None:
+        """stderr, where something that moves may be shown; None where it may not."""
+        if self.quiet or not sys.stderr.isatty():
+            return None
+        from rich.console import Console
+
+        return Console(file=sys.stderr)
+
+    @contextmanager
+    def only_ours(self) -> Iterator[None]:
+        """With --json: what libraries print to stdout meanwhile goes to stderr."""
+        if not self.json:
+            yield
+            return
+        with redirect_stdout(sys.stderr):
+            try:
+                shares_fd = self._stdout.fileno() == 1
+            except (OSError, ValueError):  # no real file, e.g. in tests
+                shares_fd = False
+            if not shares_fd:
+                yield
+                return
+            self._stdout.flush()
+            kept = os.dup(1)
+            os.dup2(2, 1)
+            try:
+                yield
+            finally:
+                os.dup2(kept, 1)
+                os.close(kept)

@@ -1,0 +1,88 @@
+"""argparse with errors of one line, nearest names for typos, and defaults shown in --help."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+from collections.abc import Sequence
+from typing import Any, NoReturn
+
+from visavis.errors import OptionError, shorten
+
+__all__ = ["Formatter", "Parser", "positive"]
+
+
+class Formatter(argparse.HelpFormatter):
+    """Appends "(default: …)" where there is one to show; keeps the line breaks of descriptions."""
+
+    def __init__(self, prog: str) -> None:
+        super().__init__(prog, max_help_position=30)
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        text = action.help or ""
+        silent: tuple[Any, ...] = (None, False, argparse.SUPPRESS, [])
+        if action.default in silent or "(default" in text or not action.option_strings:
+            return text
+        return f"{text} (default: %(default)s)"
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n".join(indent + line for line in text.splitlines())
+
+
+class Parser(argparse.ArgumentParser):
+    """Raises OptionError instead of printing usage and ending the process."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        kwargs.setdefault("formatter_class", Formatter)
+        kwargs["allow_abbrev"] = False
+        super().__init__(*args, **kwargs)
+
+    def error(self, message: str) -> NoReturn:
+        raise OptionError(f"{message}; see {self.prog} --help")
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        if action.choices is not None and value not in action.choices:
+            known = [str(c) for c in action.choices]
+            what = action.option_strings[0] if action.option_strings else (action.metavar or action.dest)
+            raise OptionError(f"{what}: {shorten(value)} is unknown; {_suggestion(str(value), known)}")
+
+    def parse_all(self, argv: Sequence[str] | None) -> argparse.Namespace:
+        """As `parse_args`, with the nearest flag named for a mistyped one.
+
+        Words that belong to no option come back in `args.words_left`, for the command to explain.
+        """
+        args, left = self.parse_known_args(argv)
+        for word in left:
+            if word.startswith("-") and len(word) > 1 and not _is_number(word):
+                chosen = getattr(args, "parser", self)
+                flags = [f for a in chosen._actions for f in a.option_strings if f.startswith("--")]
+                flag = word.split("=", 1)[0]
+                raise OptionError(f"unknown option {shorten(flag)}; {_suggestion(flag, flags, chosen.prog)}")
+        args.words_left = left
+        return args
+
+
+def positive(text: str) -> int:
+    """An argparse type: a whole number from 1 on."""
+    try:
+        value = int(text)
+    except ValueError:
+        value = 0
+    if value < 1:
+        raise argparse.ArgumentTypeError(f"{shorten(text)} is not a whole number from 1 on")
+    return value
+
+
+def _suggestion(given: str, known: Sequence[str], prog: str = "") -> str:
+    near = difflib.get_close_matches(given, known, n=1, cutoff=0.6)
+    if near:
+        return f"did you mean {near[0]}?"
+    return f"see {prog} --help" if prog else f"known: {', '.join(known)}"
+
+
+def _is_number(word: str) -> bool:
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True

@@ -1,0 +1,92 @@
+"""What machine this is: part of every result. Imports no torch."""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+__all__ = ["cores", "describe", "one_line"]
+
+PACKAGES = ("visavis", "torch", "transformers", "tokenizers", "numpy", "pillow", "vllm", "sglang")
+
+
+def describe() -> dict[str, Any]:
+    """Processor, cores this process may use, memory in bytes, GPUs, system and the versions that matter."""
+    return {
+        "cpu": _cpu_name(),
+        "cores": cores(),
+        "memory_bytes": _memory_bytes(),
+        "gpus": _gpu_names(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "python": platform.python_version(),
+        "packages": {name: version for name in PACKAGES if (version := _version(name)) is not None},
+        "environment": {k: v for k in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES") if (v := os.environ.get(k))},
+    }
+
+
+def one_line(machine: dict[str, Any]) -> str:
+    """For people, e.g. `Xeon 8481C, 2 cores, 8 GiB, Linux · Python 3.11.7 · torch 2.13.0`."""
+    parts = [machine["cpu"], f"{machine['cores']} core{'s' if machine['cores'] != 1 else ''}"]
+    if machine["memory_bytes"]:
+        parts.append(f"{machine['memory_bytes'] / 2**30:.0f} GiB")
+    parts += machine["gpus"]
+    packages = machine["packages"]
+    versions = [f"{name} {packages[name]}" for name in ("torch", "transformers") if name in packages]
+    return " · ".join([", ".join([*parts, machine["system"].split()[0]]), f"Python {machine['python']}", *versions])
+
+
+def cores() -> int:
+    """Cores this process may run on."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS
+        return os.cpu_count() or 1
+
+
+def _cpu_name() -> str:
+    try:
+        for line in Path("/proc/cpuinfo").read_text("utf-8").splitlines():
+            if line.startswith(("model name", "Model")):
+                return line.partition(":")[2].strip()
+    except OSError:
+        pass
+    if platform.system() == "Darwin":
+        try:
+            done = subprocess.run(
+                ["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True, timeout=5
+            )
+            if done.stdout.strip():
+                return done.stdout.strip()
+        except (OSError, subprocess.TimeoutExpired):
+            pass
+    return platform.processor() or platform.machine()
+
+
+def _memory_bytes() -> int | None:
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    except (ValueError, OSError, AttributeError):
+        return None
+
+
+def _gpu_names() -> list[str]:
+    """NVIDIA GPUs as the driver lists them."""
+    names = []
+    for info in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
+        try:
+            lines = info.read_text("utf-8").splitlines()
+        except OSError:
+            continue
+        names += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
+    return names
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None

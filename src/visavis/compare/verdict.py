@@ -1,0 +1,71 @@
+"""The result in a sentence."""
+
+from __future__ import annotations
+
+from visavis.compare.agreement import Kind
+from visavis.compare.result import BackendResult, Comparison, PairResult
+
+__all__ = ["speed_ratio", "verdict"]
+
+_KINDS: dict[Kind, tuple[str, str]] = {
+    "near tie": ("near tie", "near ties"),
+    "real": ("real disagreement", "real disagreements"),
+    "length": ("answer ended early", "answers ended early"),
+    "unknown": ("difference that cannot be judged", "differences that cannot be judged"),
+    "failed": ("failed answer", "failed answers"),
+}
+ABOUT_EQUAL = 1.05
+
+
+def verdict(comparison: Comparison) -> str:
+    """One sentence a pair: the same tokens or not, and who was faster, from figures the table shows."""
+    by_name = {b.backend: b for b in comparison.backends}
+    broken = [f"{b.backend} did not run ({b.error})" for b in comparison.backends if b.error is not None]
+    if not comparison.pairs:
+        alone = [b for b in comparison.backends if b.error is None]
+        spoken = [f"{b.backend} answered {_prompts(len(comparison.prompts))}{_rate(b)}" for b in alone]
+        return "; ".join([*spoken, *broken]) + "."
+    sentences = [f"{_agreement(pair)}{_speed(by_name[pair.first], by_name[pair.second])}." for pair in comparison.pairs]
+    return " ".join([*sentences, *(f"{text}." for text in broken)])
+
+
+def speed_ratio(first: BackendResult, second: BackendResult) -> tuple[float, str] | None:
+    """How many times faster the first was: per token when both know it, else in tokens/s."""
+    if first.per_token_s and second.per_token_s:
+        return second.per_token_s / first.per_token_s, "per token"
+    if first.tokens_per_s and second.tokens_per_s:
+        return first.tokens_per_s / second.tokens_per_s, "in tokens/s"
+    return None
+
+
+def _agreement(pair: PairResult) -> str:
+    names = f"{pair.first} and {pair.second}"
+    if pair.same == pair.total:
+        return f"{names} gave the same tokens on {'all ' if pair.total > 1 else ''}{_prompts(pair.total)}"
+    kinds = [f"{count} {_KINDS[kind][count > 1]}" for kind in _KINDS if (count := pair.count(kind))]
+    return f"{names} gave the same tokens on {pair.same} of {_prompts(pair.total)} ({', '.join(kinds)})"
+
+
+def _speed(first: BackendResult, second: BackendResult) -> str:
+    ratio = speed_ratio(first, second)
+    if ratio is None:
+        return ""
+    times, of_what = ratio
+    if 1 / ABOUT_EQUAL < times < ABOUT_EQUAL:
+        said = f"; they were equally fast {of_what} (within 5 %)"
+    else:
+        faster = first.backend if times > 1 else second.backend
+        said = f"; {faster} was {max(times, 1 / times):.1f}× faster {of_what}"
+    if first.batch is None or second.batch is None or not second.batch.tokens_per_s or not first.batch.tokens_per_s:
+        return said
+    at_once = first.batch.tokens_per_s / second.batch.tokens_per_s
+    faster_at_once = first.backend if at_once > 1 else second.backend
+    return f"{said}, {faster_at_once} {max(at_once, 1 / at_once):.1f}× with all {first.batch.prompts} at once"
+
+
+def _rate(result: BackendResult) -> str:
+    return "" if result.tokens_per_s is None else f" at {result.tokens_per_s:.0f} tokens/s, one at a time"
+
+
+def _prompts(count: int) -> str:
+    return f"{count} prompt{'s' if count != 1 else ''}"

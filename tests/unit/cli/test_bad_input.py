@@ -1,0 +1,137 @@
+"""Bad input: exit code 2 and one line that names the fault and the way out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.unit.cli.conftest import Cli
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["aks", "hi"], "did you mean ask?"),
+        (["ask"], 'visavis ask "what is this?" --image screen.png'),
+        (["ask", ""], "question is empty"),
+        (["ask", "photo.png"], 'visavis ask "what is this?" --image photo.png'),
+        (["ask", "clip.mp4"], "--video clip.mp4"),
+        (["ask", "chat.json"], "visavis ask --messages chat.json"),
+        (["ask", "https://example.com/a"], "looks like a file"),
+        (["ask", "Qwen/Qwen2-VL-7B-Instruct"], 'visavis ask "what is this?" -m Qwen/Qwen2-VL-7B-Instruct'),
+        (["ask", "Qwen/Qwen2-VL-7B-Instruct", "what is this?"], "looks like a model"),
+        (["ask", "what", "is", "this"], "put it in quotes"),
+        (["ask", "hi", "--temprature", "1"], "did you mean --temperature?"),
+        (["ask", "hi", "--temprature=1"], "did you mean --temperature?"),
+        (["ask", "hi", "--temperature"], "--temperature"),
+        (["ask", "hi", "--temperature", "hot"], "temperature 'hot'"),
+        (["ask", "hi", "--temperature", "-1"], "temperature -1"),
+        (["ask", "hi", "--max-tokens", "1.5"], "max_tokens '1.5'"),
+        (["ask", "hi", "--dtype", "int3"], "auto, float32, bfloat16 or float16"),
+        (["ask", "hi", "--kv-cache", "lots"], "2GiB"),
+        (["ask", "hi", "--max-pixels", "many"], "1280*28*28"),
+        (["ask", "hi", "--logit-bias", "5"], "TOKEN_ID:VALUE"),
+        (["ask", "hi", "--engine-option", "fast"], "NAME=VALUE"),
+        (["ask", "hi", "--special-tokens", "struct"], "did you mean structural?"),
+        (["ask", "hi", "--fps", "2"], "add --video"),
+        (["ask", "hi", "--backend", "transformer"], "hf"),
+        (["ask", "hi", "--draw", "out.png", "--backend", "fake"], "--draw needs an image"),
+        (["ask", "--image", "a.png"], "question is missing"),
+        (["compare", "screen.png"], "belongs to no option"),
+        (["compare", "--backends", "native,native"], "names native twice"),
+        (["compare", "--backends", ","], "names none"),
+        (["compare", "--backends", "natvie"], "did you mean native?"),
+        (["compare", "--rounds", "0"], "whole number from 1 on"),
+        (["compare", "--ask", "photo.png"], "looks like a file"),
+        (["count"], "nothing to count"),
+        (["samples"], "DIR"),
+        (["samples", "a", "b"], "one too many"),
+        (["backends", "instal"], "not understood"),
+    ],
+)
+def test_one_line_and_exit_code_2(cli: Cli, argv: list[str], said: str) -> None:
+    done = cli(*argv)
+    assert done.code == 2
+    assert said in done.complaint
+    assert done.out == ""
+
+
+def test_missing_image_names_its_part(cli: Cli) -> None:
+    done = cli.ask("what is this?", "--image", "nowhere.png")
+    assert (done.code, done.out) == (2, "")
+    assert "messages[0].content[0]" in done.complaint
+    assert "nowhere.png" in done.complaint
+
+
+def test_corrupt_image_names_its_part(cli: Cli, tmp_path: Path, screen: str) -> None:
+    broken = tmp_path / "broken.png"
+    broken.write_bytes(Path(screen).read_bytes()[:60])
+    done = cli.ask("compare these", "--image", screen, "--image", str(broken))
+    assert done.code == 2
+    assert "messages[0].content[1]" in done.complaint
+
+
+def test_draw_into_a_missing_folder_is_refused_before_anything_is_loaded(cli: Cli, screen: str, tmp_path: Path) -> None:
+    done = cli.ask("where?", "--image", screen, "--draw", str(tmp_path / "no" / "out.png"), "-m", "no/such-model")
+    assert done.code == 2
+    assert "does not exist" in done.complaint
+    assert "such-model" not in done.complaint
+
+
+def test_model_folder_without_config_is_named(cli: Cli, tmp_path: Path) -> None:
+    done = cli("count", "hi", "-m", str(tmp_path))
+    assert done.code == 2
+    assert "config.json" in done.complaint
+
+
+def test_no_command_shows_help_on_stderr(cli: Cli) -> None:
+    done = cli()
+    assert (done.code, done.out) == (2, "")
+    assert "compare" in done.err
+
+
+@pytest.mark.parametrize("command", ["ask", "compare", "count", "samples", "backends"])
+def test_help_of_every_command(cli: Cli, command: str) -> None:
+    done = cli(command, "--help")
+    assert done.code == 0
+    assert "--json" in done.out
+    assert "None" not in done.out
+
+
+def test_defaults_are_shown_in_help(cli: Cli) -> None:
+    text = " ".join(cli("ask", "--help").out.split())
+    for default in ("default: native", "default: the bundled tiny-screen", "default: structural", "at most 1024"):
+        assert default in text
+
+
+def test_engine_failure_is_exit_code_1(cli: Cli) -> None:
+    done = cli("ask", "hi", "--backend", "fake", "--engine-option", "fail_load=out of memory")
+    assert done.code == 1
+    assert "out of memory" in done.complaint
+
+
+def test_failed_request_is_exit_code_1(cli: Cli) -> None:
+    done = cli("ask", "hi", "--backend", "fake", "--engine-option", 'fail={"0": "it broke"}')
+    assert done.code == 1
+    assert "it broke" in done.complaint
+
+
+def test_unforeseen_error_is_one_line_that_says_how_to_see_more(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def explode(args: object) -> int:
+        raise ZeroDivisionError("division by zero")
+
+    monkeypatch.setattr("visavis.cli.backends.run", explode)
+    done = cli("backends")
+    assert done.code == 1
+    assert "ZeroDivisionError" in done.complaint
+    assert "VISAVIS_TRACEBACK" in done.complaint
+
+
+def test_ctrl_c_is_130_without_a_word(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(args: object) -> int:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("visavis.cli.backends.run", interrupt)
+    done = cli("backends")
+    assert (done.code, done.out, done.err) == (130, "", "")

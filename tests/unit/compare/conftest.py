@@ -1,0 +1,96 @@
+"""Fake engines on the bundled model's text side; their clocks are scripted, so every figure is known beforehand."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from visavis.backends.base import EngineRequest, ModelInterface, Progress, TokenEvent
+from visavis.backends.fake import FakeModel, FakeScript
+from visavis.backends.options import EngineOptions
+from visavis.compare.cases import Case
+from visavis.compare.result import Comparison, Expected
+from visavis.compare.runner import Plan, compare
+from visavis.completion import TokenLogprobs
+from visavis.families import Family, load_family
+from visavis.sampling import SamplingParams
+
+
+class Scripted(FakeModel):
+    """A fake engine that also has scripted log-probabilities: token → its position's best tokens."""
+
+    def __init__(
+        self, name: str, family: Family, tops: Mapping[int, Sequence[tuple[int, float]]], **script: Any
+    ) -> None:
+        super().__init__(FakeScript(**script), family=family, name=name)
+        self.tops = tops
+        self.dtype = "float32"
+
+    def _load(self, options: EngineOptions, progress: Progress) -> Any:
+        return replace(super()._load(options, progress), dtype=self.dtype)
+
+    def _run(self, requests: Sequence[EngineRequest]) -> Iterator[TokenEvent]:
+        for event in super()._run(requests):
+            if not event.logprobs:
+                yield event
+                continue
+            seen = []
+            for entry in event.logprobs:
+                top = tuple(self.tops.get(entry.token_id, ((entry.token_id, -0.01), (0, -9.0))))
+                seen.append(TokenLogprobs(entry.token_id, dict(top)[entry.token_id], top))
+            yield replace(event, logprobs=tuple(seen))
+
+
+@pytest.fixture(scope="session")
+def family() -> Family:
+    return load_family(None)
+
+
+@pytest.fixture
+def cases(family: Family) -> list[Case]:
+    questions = {"a": "say alpha", "b": "say beta", "c": "say gamma"}
+    return [
+        Case(name, text, family.prepare_messages([{"role": "user", "content": text}]), Expected(text="Settings"))
+        for name, text in questions.items()
+    ]
+
+
+class Bench:
+    """Runs `compare` on fake engines, keeping them to look at."""
+
+    def __init__(self, family: Family, cases: list[Case]) -> None:
+        self.family, self.cases = family, cases
+        self.engines: dict[str, Scripted] = {}
+        self.said: list[tuple[str, str]] = []
+
+    def add(
+        self, name: str, *, tops: Mapping[int, Any] | None = None, dtype: str = "float32", **script: Any
+    ) -> Scripted:
+        self.engines[name] = Scripted(name, self.family, tops or {}, **script)
+        self.engines[name].dtype = dtype
+        return self.engines[name]
+
+    def ids(self, text: str) -> list[int]:
+        return self.family.tokenizer.encode(text, allow_special=True)
+
+    def open(self, name: str, progress: Progress) -> AbstractContextManager[ModelInterface]:
+        return self.engines[name].load(None, EngineOptions(warmup=False), progress)
+
+    def run(self, **plan: Any) -> Comparison:
+        plan.setdefault("sampling", SamplingParams(max_tokens=32))
+        names = plan.pop("backends", tuple(self.engines))
+        return compare(
+            Plan(model="tiny-screen", backends=names, **plan),
+            self.cases,
+            self.open,
+            lambda backend, what, done, total: self.said.append((backend, what)),
+        )
+
+
+@pytest.fixture
+def bench(family: Family, cases: list[Case]) -> Bench:
+    return Bench(family, cases)
