@@ -216,7 +216,7 @@ class HuggingFaceModel(ModelInterface):
         loaded = self._loaded
         assert loaded is not None
         tensors = for_hf_batch([request.prompt for request in batch], pad_token_id=self._family().pad_token_id)
-        return {name: value.to(loaded.device) for name, value in tensors.items()}
+        return {k: v.to(loaded.device) if hasattr(v, "to") else v for k, v in tensors.items()}
 
 
 def _explain(error: BaseException) -> str:

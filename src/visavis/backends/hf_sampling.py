@@ -2,24 +2,26 @@
 
 transformers has one random generator for a whole batch, no presence and frequency penalties, and counts padding as
 prompt tokens. So `generate` runs greedy, and this logits processor does everything: it leaves the logits alone where a
-row asks for nothing, and where a row samples it draws with the row's own generator and lets only the drawn token
-through. A row's tokens therefore depend on its own request and seed, not on its neighbours.
+row asks for nothing, and where a row samples it draws with random numbers of the row's own and lets only the drawn
+token through. A row's tokens therefore depend on its own request and seed, not on its neighbours.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
 
 from visavis.completion import TokenLogprobs
+from visavis.engine.sampler import uniform
 from visavis.sampling import ResolvedSampling
 
 __all__ = ["RowSampler", "ranked_logprobs"]
 
 
 class RowSampler:
-    """State of one row: penalties, bans and the generator."""
+    """State of one row: penalties, bans and what was generated."""
 
     def __init__(
         self,
@@ -54,9 +56,6 @@ class RowSampler:
         self._counts: torch.Tensor | None = None
         if sampling.presence_penalty or sampling.frequency_penalty:
             self._counts = torch.zeros(vocab_size, device=device)
-        self._generator: torch.Generator | None = None
-        if not sampling.greedy:
-            self._generator = torch.Generator(device).manual_seed(sampling.seed)
 
     @property
     def idle(self) -> bool:
@@ -97,18 +96,19 @@ class RowSampler:
         s = self.sampling
         row = row / s.temperature
         if s.min_p > 0:
-            probabilities = row.softmax(-1)
-            row = row.masked_fill(probabilities < s.min_p * probabilities.max(), -torch.inf)
+            row = row.masked_fill(row < row.max() + math.log(s.min_p), -torch.inf)
         if 0 < s.top_k < len(row):
             row = row.masked_fill(row < row.topk(s.top_k).values[-1], -torch.inf)
         if s.top_p < 1:
             ordered, order = row.sort(descending=True, stable=True)
-            probabilities = ordered.softmax(-1)
-            before = probabilities.cumsum(-1) - probabilities  # of the tokens ahead of each one
-            row = row.masked_fill(
-                torch.zeros_like(row, dtype=torch.bool).index_fill(0, order[before >= s.top_p], True), -torch.inf
-            )
-        drawn = torch.multinomial(row.softmax(-1), 1, generator=self._generator)
+            probabilities = ordered.softmax(-1, dtype=torch.float64)
+            beyond = probabilities.cumsum(-1) - probabilities >= s.top_p  # enough mass lies ahead of it
+            beyond[0] = False
+            row = row.index_fill(0, order[beyond], -torch.inf)
+        # The native engine's draw: one number per seed and position, so equal logits give equal tokens.
+        cumulative = row.softmax(-1, dtype=torch.float64).cumsum(-1)
+        threshold = uniform(s.seed, len(self.generated)) * cumulative[-1:]
+        drawn = torch.searchsorted(cumulative, threshold, right=True).clamp_(max=len(row) - 1)
         return torch.full_like(row, -torch.inf).index_fill(0, drawn, 0.0)
 
 
