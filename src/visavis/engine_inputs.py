@@ -13,7 +13,7 @@ from visavis.prompt import PreparedMedia, Prompt
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["for_hf", "for_hf_batch", "for_vllm", "seconds_per_grid"]
+__all__ = ["for_hf", "for_hf_batch", "for_sglang", "for_vllm", "seconds_per_grid"]
 
 
 def for_hf(prompt: Prompt) -> dict[str, Any]:
@@ -75,6 +75,24 @@ def for_vllm(prompt: Prompt) -> dict[str, Any]:
         uuids["video"] = [m.content_hash for m in videos]
     inputs |= {"multi_modal_data": data, "multi_modal_uuids": uuids}
     inputs["mm_processor_kwargs"] = _identity_resize(prompt, images, videos)
+    return inputs
+
+
+def for_sglang(prompt: Prompt) -> dict[str, Any]:
+    """Keyword arguments of SGLang's `Engine.generate`: expanded ids, and images and videos as processor output, which
+    SGLang neither resizes nor expands again. One entry holds all images, one all videos, as it asks."""
+    if prompt.processor_inputs:
+        raise OptionError(f"{prompt.model}: the generic family has no SGLang form with its own pixels")
+    inputs: dict[str, Any] = {"input_ids": list(prompt.token_ids)}
+    made = _visual_inputs([prompt]) if prompt.media else {}
+    if "pixel_values" in made:
+        names = ("pixel_values", "image_grid_thw")
+        inputs["image_data"] = [{"format": "processor_output", **{name: made[name] for name in names}}]
+    if "pixel_values_videos" in made:
+        names = ("pixel_values_videos", "video_grid_thw", "second_per_grid_ts")
+        inputs["video_data"] = [
+            {"format": "processor_output", **{name: made[name] for name in names if name in made}}
+        ]
     return inputs
 
 

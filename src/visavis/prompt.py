@@ -154,3 +154,9 @@ class Prompt:
         from visavis.engine_inputs import for_vllm
 
         return for_vllm(self)
+
+    def for_sglang(self) -> dict[str, Any]:
+        """Keyword arguments for SGLang's `Engine.generate`: expanded ids and processor output."""
+        from visavis.engine_inputs import for_sglang
+
+        return for_sglang(self)
