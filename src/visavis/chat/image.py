@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -25,7 +25,18 @@ if TYPE_CHECKING:
     from PIL import Image as PILImage
     from PIL import ImageFile
 
-__all__ = ["WHITE", "Background", "check_is_image", "decode_array", "decode_bytes", "decode_pil"]
+__all__ = [
+    "WHITE",
+    "Background",
+    "check_is_image",
+    "decode_array",
+    "decode_bytes",
+    "decode_guarded",
+    "decode_pil",
+    "open_encoded",
+]
+
+T = TypeVar("T")
 
 ORIENTATION_TAG = 0x0112
 _ADVICE = {
@@ -49,7 +60,9 @@ def decode_bytes(
         raise MediaError(f"is {len(data):,} bytes, over the cap of {policy.max_bytes:,}")
     kind = sniff(data[:HEAD_BYTES])
     check_is_image(kind)
-    return _guarded(kind.name, lambda: decode_pil(_open(data, kind, policy), policy=policy, background=background))
+    return decode_guarded(
+        kind.name, lambda: decode_pil(open_encoded(data, kind, policy), policy=policy, background=background)
+    )
 
 
 def decode_pil(
@@ -57,7 +70,7 @@ def decode_pil(
 ) -> npt.NDArray[np.uint8]:
     """A PIL image by the same rules, its EXIF orientation included → uint8 (height, width, 3), a copy."""
     _check_pixels(image.size, policy)
-    return _guarded(image.format or "PIL image", lambda: _upright(image, background))
+    return decode_guarded(image.format or "PIL image", lambda: _upright(image, background))
 
 
 def decode_array(
@@ -85,7 +98,7 @@ def check_is_image(kind: Sniffed) -> None:
     raise MediaError(f"is {kind.name}, not an image" + (f": {advice}" if advice else ""))
 
 
-def _open(data: bytes, kind: Sniffed, policy: FetchPolicy) -> ImageFile.ImageFile:
+def open_encoded(data: bytes, kind: Sniffed, policy: FetchPolicy) -> ImageFile.ImageFile:
     """The image with only its header read.
 
     The decoder is called by name: `Image.open` would offer the bytes to every format it knows, and judges size by
@@ -124,7 +137,7 @@ def _check_pixels(size: tuple[int, int], policy: FetchPolicy) -> None:
         )
 
 
-def _guarded(name: str, decode: Callable[[], npt.NDArray[np.uint8]]) -> npt.NDArray[np.uint8]:
+def decode_guarded(name: str, decode: Callable[[], T]) -> T:
     """Turns whatever a decoder throws at broken data into a MediaError."""
     from PIL import UnidentifiedImageError
 

@@ -123,11 +123,13 @@ class MediaReader:
         return Image(pixels, limits, where, source.name)
 
     def _video(self, source: Source, where: str, options: Mapping[str, Any], limits: PixelLimits) -> Video:
+        from visavis.chat.animation import decode_animation
         from visavis.chat.video import decode_video
 
         if options.get("sample_fps") is not None:
             raise MessageError("sample_fps belongs to lists of frames; for a file say fps")
-        video = decode_video(
+        decode = decode_animation if source.kind.decoder in ("GIF", "PNG", "WEBP") else decode_video
+        video = decode(
             source,
             sampling=video_sampling(options, where),
             defaults=self.video_defaults,

@@ -61,14 +61,14 @@ def decode_video(
     cut off or over the policy's caps, and MissingExtraError without PyAV.
     """
     kind = source.kind
-    if kind.family != "video" and kind.name != "GIF":
+    if kind.family != "video":
         what = (
             "is empty (0 bytes)"
             if kind.name == "empty"
             else f"is {kind.name if kind.family == 'other' else f'an image ({kind.name})'}, not a video"
         )
         raise MediaError(what + ("; give it as an image part" if kind.family == "image" else ""))
-    demuxer = "gif" if kind.name == "GIF" else kind.decoder
+    demuxer = kind.decoder
     with _guarded(kind.name):
         with _opened(source, demuxer) as (container, stream):
             _check_frame(stream.codec_context.width, stream.codec_context.height, policy)

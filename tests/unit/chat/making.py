@@ -79,6 +79,7 @@ def video(
     with av.open(out, "w", format=container) as target:
         stream = target.add_stream(codec, rate=fps, options=options or {})
         stream.width, stream.height, stream.pix_fmt = *size, pix_fmt
+        stream.bit_rate = 8_000_000  # enough for every frame to keep its grey
         if gop is not None:
             stream.gop_size = gop
         if times_ms is not None:
