@@ -1,6 +1,6 @@
 """Small byte-level BPE tokenizers with the families' own special tokens, and chat templates with their structure.
 
-The vocabulary is 256 bytes, the 200 merges of `merges.txt` (learned from a page of English, Russian, Chinese and code),
+The vocabulary is 256 bytes, the 202 merges of `merges.txt` (learned from a page of English, Russian, Chinese and code),
 then the family's added tokens: small enough for tiny random models, and still a real BPE in which tokens join over the
 border between template and user text.
 """

@@ -223,13 +223,15 @@ def _arrays(made: dict[str, Any], *, length: int) -> dict[str, npt.NDArray[Any]]
 
 def _load_processor(folder: ModelFolder, trust_remote_code: bool) -> Any:
     try:
-        from transformers import AutoProcessor
+        from transformers import AutoImageProcessor, AutoProcessor
     except ImportError:
         raise MissingExtraError(f"{folder.name} ({folder.model_type})", "hf") from None
+    options = {"trust_remote_code": trust_remote_code, "local_files_only": True}
     try:
-        return AutoProcessor.from_pretrained(
-            folder.path, trust_remote_code=trust_remote_code, local_files_only=True, backend="pil"
-        )
+        processor = AutoProcessor.from_pretrained(folder.path, **options)
+        # Pinned apart: asking for Pillow in one go fails for families with a video processor, which has no such form.
+        processor.image_processor = AutoImageProcessor.from_pretrained(folder.path, backend="pil", **options)
+        return processor
     except Exception as error:  # foreign code with errors of many kinds
         raise ModelError(
             f"{folder.name}: transformers cannot make a processor for {folder.model_type}: {shorten(str(error), 300)}"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
 from typing import Any, NoReturn
@@ -16,7 +17,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from visavis.errors import ModelError, shorten
 
-__all__ = ["compile_template"]
+__all__ = ["CompiledTemplate", "compile_template"]
 
 
 class _Generation(jinja2.ext.Extension):
@@ -54,16 +55,26 @@ def _environment() -> ImmutableSandboxedEnvironment:
     return environment
 
 
+@dataclass(frozen=True, slots=True)
+class CompiledTemplate:
+    """`variables`: every name it may read from outside; `options`: those it never sets itself."""
+
+    template: jinja2.Template
+    variables: frozenset[str]
+    options: frozenset[str]
+
+
 @lru_cache(maxsize=32)
-def compile_template(source: str) -> jinja2.Template:
-    """The template, with `visavis_variables`: the names it reads from outside. Raises ModelError for bad syntax."""
+def compile_template(source: str) -> CompiledTemplate:
+    """Raises ModelError for bad syntax."""
     environment = _environment()
     try:
         template = environment.from_string(source)
-        names = jinja2.meta.find_undeclared_variables(environment.parse(source))
+        tree = environment.parse(source)
     except jinja2.TemplateSyntaxError as error:
         raise ModelError(
             f"the chat template has a syntax error in line {error.lineno}: {shorten(str(error))}"
         ) from None
-    template.visavis_variables = frozenset(names)  # type: ignore[attr-defined]
-    return template
+    variables = frozenset(jinja2.meta.find_undeclared_variables(tree))
+    assigned = {name.name for name in tree.find_all(jinja2.nodes.Name) if name.ctx == "store"}
+    return CompiledTemplate(template, variables, variables - assigned)

@@ -172,7 +172,7 @@ class ChatTemplate:
         source = templates.get("tool_use") if tools else None
         compiled = compile_template(source or templates.get("default") or next(iter(templates.values())))
         try:
-            return compiled.render(
+            return compiled.template.render(
                 messages=messages,
                 tools=list(tools) or None,
                 documents=None,
@@ -186,14 +186,14 @@ class ChatTemplate:
             ) from None
 
     def _checked_options(self, conversation: Conversation) -> dict[str, Any]:
-        known: frozenset[str] = frozenset().union(
-            *(compile_template(source).visavis_variables for source in self._folder.chat_templates.values())  # type: ignore[attr-defined]
-        )
+        compiled = [compile_template(source) for source in self._folder.chat_templates.values()]
+        known = {name for c in compiled for name in c.variables}
+        ours = {*_RESERVED, *self._tokenizer.special_tokens}
         for name in conversation.template_options:
-            if name in _RESERVED or name in self._tokenizer.special_tokens:
+            if name in ours:
                 raise OptionError(f"template option {name} is set by visavis itself")
             if name not in known:
-                free = sorted(known - {*_RESERVED, *self._tokenizer.special_tokens})
+                free = sorted({name for c in compiled for name in c.options} - ours)
                 listed = f"it knows {', '.join(free)}" if free else "it takes no options"
                 raise OptionError(f"the chat template of {self._folder.name} has no option {shorten(name)}: {listed}")
         return dict(conversation.template_options)
