@@ -104,6 +104,12 @@ def load(file: str, size: int) -> ImageFont.FreeTypeFont:
     return ImageFont.truetype(str(CACHE / file), size, layout_engine=ImageFont.Layout.BASIC)
 
 
+@lru_cache(maxsize=65536)
+def advance(font: ImageFont.FreeTypeFont, char: str) -> float:
+    """How far one character moves the pen, in pixels (kerning left out)."""
+    return font.getlength(char)
+
+
 def gather() -> list[str]:
     """Copy every file from the installed packages into the cache. Returns the names that were not found."""
     CACHE.mkdir(exist_ok=True)

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from training import widgets as w
+from training.fonts import families
 from training.glyphs import glyph
-from training.screen import Box, Canvas
+from training.screen import Box, Canvas, Theme
 
 MIXED: tuple[w.Widget, ...] = (w.button, w.button, w.field, w.field, w.check, w.link, w.entry, w.tile, w.heading, w.paragraph)
 CONTROLS: tuple[w.Widget, ...] = (w.button, w.field, w.check, w.link)
@@ -243,6 +244,29 @@ def _table(c: Canvas) -> None:
     c.area = (0, 0, c.width, c.height)
 
 
+def _plain(c: Canvas) -> None:
+    """A page without style sheet: black on white, small grey controls in running lines, blue links, two typefaces."""
+    if c.rng.random() < 0.8:
+        c.theme = Theme(
+            (255, 255, 255), c.rng.choice(((255, 255, 255), (239, 239, 239))), (0, 0, 0), (117, 117, 117), (118, 118, 118),
+            (0, 0, 238), (255, 255, 255),
+        )
+        c.draw.rectangle((0, 0, c.width, c.height), fill=c.theme.back)
+    c.radius, c.pad, c.gap = c.rng.randint(0, 3), c.rng.randint(1, 4), c.rng.randint(3, 10)
+    c.size = c.rng.choice((13, 14, 16, 16, 18))
+    m = c.rng.choice((8, 8, 16, 30))
+    y = m
+    if c.rng.random() < 0.6:
+        box = w.heading(c, m, y, c.width - 2 * m, c.rng.choice((20, 24, 28, 32)))
+        y = box[3] + c.rng.randint(6, 20) if box else y
+    body = c.files
+    other = c.rng.choice(families(c.split)).files
+    while y < c.height - 20 and not c.full:
+        c.files = body if c.rng.random() < 0.5 else other
+        kinds = c.rng.choice(((w.field,), (w.field, w.button), (w.check,), (w.button, w.link), (w.link,), (w.paragraph,)))
+        y = across(c, (m, y, c.width - m, c.height), kinds, c.gap, c.rng.choice((1, 1, 1, 2, 3))) + c.rng.randint(3, 18)
+
+
 def _side_form(c: Canvas) -> None:
     """Held out: a two-column form under a coloured band, links in a footer."""
     c.draw.rectangle((0, 0, c.width, 40), fill=c.theme.accent)
@@ -336,6 +360,7 @@ TEMPLATES: dict[str, tuple[tuple[str, Layout], ...]] = {
         ("form", _form), ("toolbar-list", _toolbar_list), ("tabs", _tabs), ("sidebar", _sidebar), ("icons", _icons),
         ("dialog", _dialog), ("settings", _settings), ("scatter", _scatter), ("navbar", _navbar), ("cards", _cards),
         ("keypad", _keypad), ("parts", _parts), ("parts", _parts), ("scatter", _scatter), ("table", _table), ("form", _form),
+        ("plain", _plain), ("plain", _plain),
     ),
     "eval": (
         ("side-form", _side_form), ("phone", _phone), ("dropdown", _dropdown), ("ribbon", _ribbon),

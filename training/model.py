@@ -57,18 +57,54 @@ def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
     return F.scaled_dot_product_attention(q, k, v, mask if causal else None)
 
 
+def vision_before(
+    x: Tensor, scale: Tensor, shift: Tensor, weight: Tensor, bias: Tensor, cos: Tensor, sin: Tensor, heads: int
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Norm, projection and rotation: (B, N, D) to q, k, v (B, heads, N, 64)."""
+    b, n, d = x.shape
+    h = F.layer_norm(x, (d,), scale.to(x.dtype), shift.to(x.dtype), 1e-6)
+    out = F.linear(h, weight.to(x.dtype), bias.to(x.dtype)).view(b, n, 3 * heads, d // heads)
+    qk, v = out.split((2 * heads, heads), 2)
+    q, k = rotate(qk, cos[:, None], sin[:, None]).chunk(2, 2)
+    return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
+
+
+def vision_after(
+    x: Tensor, seen: Tensor, proj: tuple[Tensor, Tensor], norm: tuple[Tensor, Tensor], mlp: tuple[Tensor, ...]
+) -> Tensor:
+    """Output projection, residual, norm, quick-GELU MLP, residual. ``seen`` is (B, heads, N, 64)."""
+    dtype = x.dtype
+    x = x + F.linear(seen.transpose(1, 2).reshape(x.shape), proj[0].to(dtype), proj[1].to(dtype))
+    h = F.layer_norm(x, (x.shape[-1],), norm[0].to(dtype), norm[1].to(dtype), 1e-6)
+    h = F.linear(h, mlp[0].to(dtype), mlp[1].to(dtype))
+    return x + F.linear(h * torch.sigmoid(1.702 * h), mlp[2].to(dtype), mlp[3].to(dtype))
+
+
+def text_before(
+    x: Tensor, scale: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...], cos: Tensor, sin: Tensor, eps: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Norm, projection and rotation: (T, D) to q (T, heads, 64), k and v (T, kv_heads, 64)."""
+    h = F.rms_norm(x, scale.shape, scale.to(x.dtype), eps)
+    out = F.linear(h, torch.cat(weights).to(x.dtype), torch.cat(biases).to(x.dtype)).view(x.shape[0], -1, 64)
+    heads, kv = weights[0].shape[0] // 64, weights[1].shape[0] // 64
+    qk, v = out.split((heads + kv, kv), 1)
+    q, k = rotate(qk, cos, sin).split((heads, kv), 1)
+    return q, k, v
+
+
+def text_after(x: Tensor, seen: Tensor, out: Tensor, scale: Tensor, mlp: tuple[Tensor, ...], eps: float) -> Tensor:
+    """Output projection, residual, norm, SwiGLU MLP (gate, up, down), residual. ``seen`` is (T, heads·64)."""
+    x = x + F.linear(seen, out.to(x.dtype))
+    h = F.rms_norm(x, scale.shape, scale.to(x.dtype), eps)
+    gate, up = F.linear(h, torch.cat(mlp[:2]).to(x.dtype)).chunk(2, -1)
+    return x + F.linear(F.silu(gate) * up, mlp[2].to(x.dtype))
+
+
 class VisionAttention(nn.Module):
     def __init__(self, s: Shape) -> None:
         super().__init__()
-        self.heads = s.v_heads
         self.qkv = Linear(s.v_dim, 3 * s.v_dim)
         self.proj = Linear(s.v_dim, s.v_dim)
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        b, n, d = x.shape
-        q, k, v = self.qkv(x).view(b, n, 3, self.heads, d // self.heads).permute(2, 0, 3, 1, 4)
-        q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        return self.proj(attend(q, k, v, False).transpose(1, 2).reshape(b, n, d))
 
 
 class VisionMlp(nn.Module):
@@ -77,20 +113,20 @@ class VisionMlp(nn.Module):
         self.fc1 = Linear(s.v_dim, s.v_hidden)
         self.fc2 = Linear(s.v_hidden, s.v_dim)
 
-    def forward(self, x: Tensor) -> Tensor:
-        h = self.fc1(x)
-        return self.fc2(h * torch.sigmoid(1.702 * h))
-
 
 class VisionBlock(nn.Module):
     def __init__(self, s: Shape) -> None:
         super().__init__()
+        self.heads = s.v_heads
         self.norm1, self.norm2 = LayerNorm(s.v_dim, 1e-6), LayerNorm(s.v_dim, 1e-6)
         self.attn, self.mlp = VisionAttention(s), VisionMlp(s)
 
     def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        x = x + self.attn(self.norm1(x), cos, sin)
-        return x + self.mlp(self.norm2(x))
+        qkv, proj, one, two = self.attn.qkv, self.attn.proj, self.norm1, self.norm2
+        q, k, v = vision_before(x, one.weight, one.bias, qkv.weight, qkv.bias, cos, sin, self.heads)
+        mlp = (self.mlp.fc1.weight, self.mlp.fc1.bias, self.mlp.fc2.weight, self.mlp.fc2.bias)
+        seen = attend(q, k, v, False)
+        return vision_after(x, seen, (proj.weight, proj.bias), (two.weight, two.bias), mlp)
 
 
 class PatchEmbed(nn.Module):
@@ -157,20 +193,10 @@ def patchify(images: Tensor, dtype: torch.dtype) -> Tensor:
 class Attention(nn.Module):
     def __init__(self, s: Shape) -> None:
         super().__init__()
-        self.s = s
         self.q_proj = Linear(s.hidden, s.heads * 64)
         self.k_proj = Linear(s.hidden, s.kv_heads * 64)
         self.v_proj = Linear(s.hidden, s.kv_heads * 64)
         self.o_proj = Linear(s.heads * 64, s.hidden, bias=False)
-
-    def project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """(T, D) to q (T, heads, 64), k and v (T, kv_heads, 64)."""
-        s = self.s
-        parts = (self.q_proj, self.k_proj, self.v_proj)
-        weight = torch.cat([p.weight for p in parts]).to(x.dtype)
-        bias = torch.cat([p.bias for p in parts]).to(x.dtype)
-        out = F.linear(x, weight, bias).view(-1, s.heads + 2 * s.kv_heads, 64)
-        return out.split((s.heads, s.kv_heads, s.kv_heads), 1)  # type: ignore[return-value]
 
 
 class Mlp(nn.Module):
@@ -179,11 +205,6 @@ class Mlp(nn.Module):
         self.gate_proj = Linear(s.hidden, s.inter, bias=False)
         self.up_proj = Linear(s.hidden, s.inter, bias=False)
         self.down_proj = Linear(s.inter, s.hidden, bias=False)
-
-    def forward(self, x: Tensor) -> Tensor:
-        weight = torch.cat((self.gate_proj.weight, self.up_proj.weight)).to(x.dtype)
-        gate, up = F.linear(x, weight).chunk(2, -1)
-        return self.down_proj(F.silu(gate) * up)
 
 
 @dataclass(slots=True)
@@ -207,9 +228,13 @@ class Layer(nn.Module):
         self.self_attn, self.mlp = Attention(s), Mlp(s)
 
     def forward(self, x: Tensor, at: Layout) -> tuple[Tensor, Tensor, Tensor]:
-        """(T, D) to (T, D), and for gaze supervision the block queries (B, K, L, heads, 64) and prefix keys (B, P, kv, 64)."""
-        q, k, v = self.self_attn.project(self.input_layernorm(x))
-        q, k = rotate(q, at.cos, at.sin), rotate(k, at.cos, at.sin)
+        """(T, D) to (T, D); for gaze supervision also block queries (B, K, L, heads, 64), prefix keys (B, P, kv, 64)."""
+        own, mlp = self.self_attn, self.mlp
+        parts = (own.q_proj, own.k_proj, own.v_proj)
+        weights, biases = tuple(p.weight for p in parts), tuple(p.bias for p in parts)
+        q, k, v = text_before(
+            x, self.input_layernorm.weight, weights, biases, at.cos, at.sin, self.s.eps
+        )
         split = at.b * at.p
         group = self.s.heads // self.s.kv_heads
         kp, vp = (t[:split].view(at.b, at.p, -1, 64) for t in (k, v))
@@ -227,9 +252,9 @@ class Layer(nn.Module):
             for w, t in ((wide_k, k), (wide_v, v))
         )
         then = attend(qb, keys, values, True)
-        out = torch.cat((first.transpose(1, 2).reshape(split, -1), then.transpose(1, 2).reshape(x.shape[0] - split, -1)))
-        x = x + self.self_attn.o_proj(out)
-        x = x + self.mlp(self.post_attention_layernorm(x))
+        seen = torch.cat([t.transpose(1, 2).reshape(-1, self.s.heads * 64) for t in (first, then)])
+        ffn = (mlp.gate_proj.weight, mlp.up_proj.weight, mlp.down_proj.weight)
+        x = text_after(x, seen, own.o_proj.weight, self.post_attention_layernorm.weight, ffn, self.s.eps)
         return x, q[split:].view(at.b, at.k, at.n, -1, 64), kp
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from dataclasses import dataclass
 
@@ -38,20 +39,15 @@ class Element:
 
 @dataclass(slots=True)
 class Screen:
-    """A drawn screen. ``image`` is RGB."""
+    """A drawn screen. ``image`` is RGB; ``texts`` is everything written on it, elements' captions and filler alike."""
 
     image: Image.Image
     elements: list[Element]
     layout: str
     seed: int
-
-    @property
-    def width(self) -> int:
-        return self.image.width
-
-    @property
-    def height(self) -> int:
-        return self.image.height
+    texts: list[tuple[str, TextAt]]
+    width: int
+    height: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +104,7 @@ class Canvas:
         self.pad = rng.randint(3, 10)
         self.gap = rng.randint(4, 16)
         self.elements: list[Element] = []
+        self.texts: list[tuple[str, TextAt]] = []
         self.area: Box = (0, 0, width, height)
         self._taken: list[Box] = []
         self._keys: list[frozenset[str]] = []
@@ -147,7 +144,9 @@ class Canvas:
         left, top, right, bottom = self.area
         if x1 < left or y1 < top or x2 > right or y2 > bottom or x2 - x1 < 8 or y2 - y1 < 8:
             return False
-        return all(x2 + margin <= a or c + margin <= x1 or y2 + margin <= b or d + margin <= y1 for a, b, c, d in self._taken)
+        return all(
+            x2 + margin <= a or c + margin <= x1 or y2 + margin <= b or d + margin <= y1 for a, b, c, d in self._taken
+        )
 
     def take(self, box: Box) -> None:
         """Keep others out of this box."""
@@ -157,9 +156,10 @@ class Canvas:
         """Write left-aligned at ``x``, vertically centred on ``y``."""
         x, y = round(x), round(y)
         self.draw.text((x, y), text, font=font, fill=fill, anchor="lm")
-        ends = [font.getlength(text[:i]) for i in range(len(text) + 1)]
-        xs = tuple(x + (a + b) / 2 for a, b in zip(ends[:-1], ends[1:], strict=True))
-        return TextAt(xs, y, int(font.size))
+        ends = [0.0, *itertools.accumulate(fonts.advance(font, char) for char in text)]
+        at = TextAt(tuple(x + (a + b) / 2 for a, b in itertools.pairwise(ends)), y, int(font.size))
+        self.texts.append((text, at))
+        return at
 
     def panel(self, box: Box, fill: Colour | None, line: Colour | None = None, width: int = 1) -> None:
         """A rounded rectangle in the screen's own corner radius; x2, y2 exclusive."""
@@ -194,5 +194,5 @@ def generate(seed: int, split: str, width: int, height: int, wanted: int | None 
         name, layout = rng.choice(layouts.TEMPLATES[split])
         layout(canvas)
         if len(canvas.elements) >= 3 or attempt == 29:
-            return Screen(_finish(rng, canvas.image), canvas.elements, name, seed)
+            return Screen(_finish(rng, canvas.image), canvas.elements, name, seed, canvas.texts, width, height)
     raise AssertionError

@@ -18,7 +18,7 @@ def button(c: Canvas, x: int, y: int, room: int, stretch: bool = False) -> Box |
     """Filled, outlined or plain; sometimes with a small glyph before the caption."""
     rng, size = c.rng, c.vary()
     font = c.font(size)
-    pad_x, pad_y = rng.randint(4, 16), rng.randint(2, 10)
+    pad_x, pad_y = rng.randint(4, 16), rng.randint(1, 10)
     lead = round(size * 1.3) if rng.random() < 0.25 else 0
     text = c.caption(font, room - 2 * pad_x - lead)
     if text is None:
@@ -54,7 +54,7 @@ def field(c: Canvas, x: int, y: int, room: int) -> Box | None:
     """An input with its label above, to the left, or as a placeholder inside."""
     rng, size = c.rng, c.vary()
     font = c.font(size, bold=False)
-    pad_x, pad_y = rng.randint(4, 10), rng.randint(3, 9)
+    pad_x, pad_y = rng.randint(2, 10), rng.randint(1, 9)
     style = rng.random()
     text = c.caption(font, room * 0.45 if 0.4 <= style < 0.65 else room - 2 * pad_x)
     if text is None:
@@ -66,7 +66,7 @@ def field(c: Canvas, x: int, y: int, room: int) -> Box | None:
     if style < 0.4:
         left, top = x, y
     elif style < 0.65:
-        left, top = x + max(length + 8, round(room * rng.uniform(0.25, 0.45))), y
+        left, top = x + max(length + rng.randint(4, 12), round(room * rng.uniform(-0.2, 0.45))), y
         width = min(width, x + room - left)
     else:
         left, top = x, y + round(size * 1.25) + rng.randint(1, 5)
@@ -91,8 +91,9 @@ def field(c: Canvas, x: int, y: int, room: int) -> Box | None:
     label_at = c.text(x, label_y, text, label_font, c.theme.ink)
     inner = _value(c) if rng.random() < 0.6 else ""
     arrow = rng.random() < 0.2 and width > 60
-    if inner and font.getlength(inner) <= width - 2 * pad_x - (size if arrow else 0):
-        inner_at = c.text(left + pad_x, middle, inner, font, c.theme.ink if rng.random() < 0.6 else c.theme.faint)
+    inner_font = font if rng.random() < 0.7 else c.font(max(10, size - rng.randint(1, 3)), bold=False)
+    if inner and inner_font.getlength(inner) <= width - 2 * pad_x - (size if arrow else 0):
+        inner_at = c.text(left + pad_x, middle, inner, inner_font, c.theme.ink if rng.random() < 0.6 else c.theme.faint)
         inner = "" if inner.startswith("*") else inner
     else:
         inner, inner_at = "", label_at

@@ -1,0 +1,167 @@
+"""Train tiny-screen: ``python -m training.train --minutes 22``. Stops by the clock, resumes from its checkpoint.
+
+Progress (learning rate, curriculum) runs over the wall-clock seconds trained so far, so that a run may be cut into
+several calls: ``--minutes`` is the length of the whole training, ``--call-minutes`` that of this call.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import multiprocessing
+import os
+import time
+from collections import defaultdict
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file, save_file
+from torch.func import functional_call
+
+from training import fonts
+from training import tokenizer as bpe
+from training.config import RUNS, SHAPE
+from training.data import Batch, loader
+from training.export import write_weights
+from training.losses import WEIGHTS, Taught
+from training.model import Model
+from training.optim import Flat, Optimizer, rate
+from training.packing import close_id, head_ids
+
+
+def parse(argv: list[str] | None = None) -> argparse.Namespace:
+    p = argparse.ArgumentParser(description=__doc__)
+    p.add_argument("--minutes", type=float, default=22.0, help="length of the whole training")
+    p.add_argument("--call-minutes", type=float, default=1e9, help="stop this call after so long; run again to go on")
+    p.add_argument("--seed", type=int, default=7)
+    p.add_argument("--cells", type=int, default=14000, help="28 px cells in a batch")
+    p.add_argument("--questions", type=int, default=12, help="questions a screen and batch")
+    p.add_argument("--lr", type=float, default=2e-3)
+    p.add_argument("--adam-lr", type=float, default=1e-3)
+    p.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1))
+    p.add_argument("--run", type=Path, default=RUNS / "main", help="folder of the checkpoint and log")
+    p.add_argument("--init", type=Path, help="start from the weights in this folder, with fresh optimizer state")
+    p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    p.add_argument("--report", type=int, default=100, help="steps between lines of the log")
+    return p.parse_args(argv)
+
+
+class Trainer:
+    """Model, helpers, optimizers and clock of one run."""
+
+    def __init__(self, o: argparse.Namespace) -> None:
+        self.o = o
+        self.device = torch.device(o.device)
+        torch.manual_seed(o.seed)
+        self.taught = Taught(SHAPE).to(self.device)
+        self.flat = Flat(self.taught)
+        self.optimizer = Optimizer(self.flat)
+        self.dtype = torch.bfloat16 if self.device.type == "cuda" else torch.float32
+        self.step, self.seconds = 0, 0.0
+        vocab = bpe.load()
+        self.head = torch.tensor(head_ids(vocab), device=self.device)
+        self.close = close_id(vocab)
+
+    @property
+    def progress(self) -> float:
+        return min(1.0, self.seconds / (self.o.minutes * 60))
+
+    def train_step(self, batch: Batch) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+        """One update. Returns losses and figures as device tensors."""
+        args = (batch, self.head, self.close, self.dtype)
+        parts, figures = functional_call(self.taught, self.flat.cast(self.dtype), args)
+        late = 0.3 if self.progress > 0.8 else 1.0
+        total = torch.stack([parts[k] * (w if k == "answer" else w * late) for k, w in WEIGHTS.items()]).sum()
+        total.backward()
+        share = rate(self.progress)
+        average = min(0.998, 1 - 10 / (self.step + 20))
+        norm = self.optimizer.step(self.o.lr * share, self.o.adam_lr * share, average)
+        self.step += 1
+        return parts, figures | {"norm": norm}
+
+    def trained(self) -> Model:
+        """A model with the averaged weights."""
+        model = Model(SHAPE).to(self.device)
+        weights = {n.removeprefix("model."): w for n, w in self.flat.averaged().items() if n.startswith("model.")}
+        model.load_state_dict(weights)
+        return model
+
+    def begin(self, folder: Path) -> None:
+        """Take the weights of an earlier run (model.safetensors, helpers.safetensors)."""
+        saved = {f"model.{k}": v for k, v in load_file(folder / "model.safetensors").items()}
+        saved |= {f"helpers.{k}": v for k, v in load_file(folder / "helpers.safetensors").items()}
+        flat = torch.cat([saved[n].float().flatten() for n in self.flat.names]).to(self.device)
+        with torch.no_grad():
+            self.flat.value.copy_(flat)
+            self.flat.average.copy_(flat)
+
+    def export(self) -> None:
+        """Averaged weights of model and helpers in bf16."""
+        write_weights(self.o.run, self.trained())
+        own = {n: w.to("cpu", torch.bfloat16) for n, w in self.flat.averaged().items() if n.startswith("helpers.")}
+        save_file({n.removeprefix("helpers."): w.contiguous() for n, w in own.items()}, self.o.run / "helpers.safetensors")
+
+    def save(self) -> None:
+        self.o.run.mkdir(parents=True, exist_ok=True)
+        state = {"optimizer": self.optimizer.state_dict(), "step": self.step, "seconds": self.seconds}
+        torch.save(state, self.o.run / "next.pt")
+        (self.o.run / "next.pt").replace(self.o.run / "last.pt")
+
+    def resume(self) -> None:
+        path = self.o.run / "last.pt"
+        if not path.is_file():
+            if self.o.init:
+                self.begin(self.o.init)
+            return
+        state = torch.load(path, map_location=self.device, weights_only=True)
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.step, self.seconds = state["step"], state["seconds"]
+        print(f"resumed at step {self.step}, {self.seconds:.0f} s trained")
+
+
+def main(argv: list[str] | None = None) -> None:
+    o = parse(argv)
+    if fonts.missing():
+        raise SystemExit("fonts missing: run python -m training.fonts first")
+    began = time.time()
+    torch.backends.cuda.matmul.allow_tf32 = True
+    t = Trainer(o)
+    t.resume()
+    shared = multiprocessing.Value("d", t.progress)
+    batches = iter(loader(o.seed + t.step, o.cells, o.questions, shared, o.workers))
+    sums: dict[str, torch.Tensor] = defaultdict(lambda: torch.zeros((), device=t.device))
+    waited, screens, mark, last = 0.0, 0, time.time(), t.step
+    o.run.mkdir(parents=True, exist_ok=True)
+    log = (o.run / "log.jsonl").open("a")
+    tick = time.time()
+    while t.progress < 1 and time.time() - began < o.call_minutes * 60:
+        w = time.time()
+        batch = next(batches).to(t.device)
+        waited += time.time() - w
+        parts, figures = t.train_step(batch)
+        screens += batch.images.shape[0]
+        for k, v in {**parts, **figures}.items():
+            sums[k] += v.detach().nan_to_num()
+        if t.step % 20 == 0 and t.device.type == "cuda":
+            torch.cuda.synchronize()
+        now = time.time()
+        t.seconds, tick = t.seconds + now - tick, now
+        shared.value = t.progress
+        if t.step % o.report == 0:
+            n = t.step - last
+            line: dict[str, float] = {k: round(float(v) / n, 4) for k, v in sums.items()}
+            took = time.time() - mark
+            line |= {"step": t.step, "progress": round(t.progress, 4), "screens_s": round(screens / took, 1)}
+            line |= {"step_ms": round(took / n * 1000, 1), "waiting": round(waited / took, 3)}
+            print(" ".join(f"{k} {v:g}" for k, v in line.items()), flush=True)
+            log.write(json.dumps(line) + "\n")
+            log.flush()
+            sums.clear()
+            waited, screens, mark, last = 0.0, 0, time.time(), t.step
+    t.save()
+    t.export()
+    print(f"stopped at step {t.step}, {t.seconds:.0f} s trained, progress {t.progress:.3f}")
+
+
+if __name__ == "__main__":
+    main()
