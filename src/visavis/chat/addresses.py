@@ -14,28 +14,39 @@ __all__ = ["Address", "is_public", "resolve"]
 Address: TypeAlias = tuple[socket.AddressFamily, tuple[str, int] | tuple[str, int, int, int]]
 """(family, what `socket.connect` takes)."""
 
+_GLOBAL_UNICAST = ipaddress.IPv6Network("2000::/3")
 _NAT64 = ipaddress.IPv6Network("64:ff9b::/96")  # RFC 6052
-_NAT64_LOCAL = ipaddress.IPv6Network("64:ff9b:1::/48")  # RFC 8215
 _V4_COMPATIBLE = ipaddress.IPv6Network("::/96")  # RFC 4291, deprecated
-_INTERNAL_THOUGH_GLOBAL = {ipaddress.ip_address("168.63.129.16")}  # Azure's wire server
+# Not for the open internet by IANA's special-purpose registries, though some Python versions call parts of them global.
+_SPECIAL = tuple(
+    ipaddress.ip_network(network)
+    for network in (
+        "192.0.0.0/24",  # protocol assignments, Oracle's metadata service among them
+        "192.88.99.0/24",  # 6to4 relays, withdrawn
+        "168.63.129.16/32",  # Azure's wire server
+        "2001::/23",  # protocol assignments
+        "3fff::/20",  # documentation
+    )
+)
 
 
 def is_public(address: str) -> bool:
     """Whether an IP address is one of the open internet's.
 
     False for loopback, private, link-local (cloud metadata among them), shared, multicast, reserved and unspecified
-    addresses, and for IPv6 forms that carry such an IPv4 address inside: mapped, compatible, 6to4, Teredo, NAT64.
+    addresses. An IPv6 address that carries an IPv4 one inside (mapped, compatible, 6to4, Teredo, NAT64) is judged by
+    that.
     """
     ip = ipaddress.ip_address(address.split("%", 1)[0])
     if isinstance(ip, ipaddress.IPv6Address):
-        if ip in _NAT64_LOCAL or ip.is_site_local:
-            return False
         inner = ip.ipv4_mapped or ip.sixtofour or (ip.teredo[1] if ip.teredo else None)
         if inner is None and (ip in _NAT64 or ip in _V4_COMPATIBLE):
             inner = ipaddress.IPv4Address(int(ip) & 0xFFFFFFFF)
         if inner is not None:
             return is_public(str(inner))
-    if ip in _INTERNAL_THOUGH_GLOBAL:
+        if ip not in _GLOBAL_UNICAST:
+            return False
+    if any(ip in network for network in _SPECIAL):
         return False
     return ip.is_global and not (ip.is_multicast or ip.is_reserved or ip.is_unspecified or ip.is_loopback)
 

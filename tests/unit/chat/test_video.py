@@ -170,7 +170,7 @@ def test_full_and_limited_range_are_told_apart() -> None:
 # ---- animations ------------------------------------------------------------------------------------------------------
 
 
-COLOURS = [(255, 0, 0, 255), (0, 0, 0, 0), (0, 0, 255, 255), (0, 255, 0, 255)]
+COLOURS = [(0, 0, 0, 0), (255, 0, 0, 255), (0, 0, 255, 255), (0, 255, 0, 255)]
 
 
 def animation(fmt: str, colours: list[tuple[int, ...]], durations: list[int], **options: Any) -> bytes:
@@ -186,14 +186,14 @@ def test_an_animation_given_as_a_video_has_all_its_frames_on_white(fmt: str, opt
     assert clip.source_fps == pytest.approx(4.0)
     assert clip.timestamps == pytest.approx((0.0, 0.1, 0.3, 0.6))
     assert clip.duration == pytest.approx(1.0)
-    assert clip.frames[:, 5, 5].tolist() == [[255, 0, 0], [255, 255, 255], [0, 0, 255], [0, 255, 0]]
+    assert clip.frames[:, 5, 5].tolist() == [[255, 255, 255], [255, 0, 0], [0, 0, 255], [0, 255, 0]]
 
 
 def test_the_picture_before_a_png_animation_does_not_play() -> None:
     data = animation("PNG", COLOURS, [100] * 4, default_image=True)
     clip = read(data, nframes=2)
     assert clip.total_frames == 3
-    assert clip.frames[:, 5, 5].tolist() == [[255, 255, 255], [0, 255, 0]]
+    assert clip.frames[:, 5, 5].tolist() == [[255, 0, 0], [0, 255, 0]]
 
 
 def test_frames_without_a_duration_last_a_tenth_of_a_second() -> None:
