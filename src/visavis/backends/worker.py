@@ -81,13 +81,11 @@ class WorkerModel(ModelInterface):
         return self._capabilities
 
     def usage(self) -> Usage:
-        """Peak memory and phases; after `close` what held before it. Raises WorkerDiedError, and BackendError while a
-        batch runs."""
-        if self._channel is None:
-            if self._usage is None:
-                self._info()
-                raise BackendError(f"{self.name}: nothing is known of its memory")
+        """Peak memory and phases; after its end what was last known. Raises WorkerDiedError when it died before it
+        could tell, and BackendError while a batch runs."""
+        if self._channel is None and self._usage is not None:
             return self._usage
+        self._info()
         if not self.serving.acquire(blocking=False):
             raise BackendError(f"{self.name} is serving a batch; ask for its usage afterwards")
         try:

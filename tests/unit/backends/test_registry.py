@@ -1,0 +1,83 @@
+"""Backends by name."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from importlib import metadata
+
+import pytest
+
+import visavis
+from visavis.backends import registry
+from visavis.backends.fake import FakeModel
+from visavis.errors import MissingExtraError, OptionError
+
+
+def test_an_unknown_backend_gets_the_nearest() -> None:
+    with pytest.raises(OptionError, match="unknown backend 'nativ'; did you mean native"):
+        registry.new("nativ")
+    with pytest.raises(OptionError, match="unknown backend 'transformers'; did you mean hf"):
+        registry.new("transformers")
+    with pytest.raises(OptionError, match=r"known: native, hf, vllm, sglang, openai$"):
+        registry.new("llama.cpp")
+
+
+def test_the_fake_one_is_there_and_hidden() -> None:
+    assert isinstance(registry.new("fake"), FakeModel)
+    assert "fake" not in registry.NAMES
+    assert "fake" not in [a.name for a in registry.availability()]
+
+
+def test_create_checks_options_before_it_loads_anything() -> None:
+    with pytest.raises(OptionError, match="fake: unknown engine option 'max_len'"):
+        registry.create("fake", "/nowhere", {"max_len": 5})
+
+
+def test_load_is_the_way_in() -> None:
+    with visavis.load(None, "fake", extra={"answers": "from the script"}) as model:
+        got = model.chat([{"role": "user", "content": "hi"}])
+    assert got.text == "from the script"
+    assert model.info is None
+
+
+def test_unknown_extra_options_get_the_nearest() -> None:
+    with pytest.raises(OptionError, match=r"answerz.*answers"):
+        visavis.load(None, "fake", extra={"answerz": "x"})
+
+
+def test_availability_names_every_backend_with_version_or_remedy() -> None:
+    got = {a.name: a for a in registry.availability()}
+    assert list(got) == list(registry.NAMES)
+    assert got["native"].can_run
+    assert got["native"].version == visavis.__version__
+    assert got["hf"].version == _version("transformers")
+    for entry in got.values():
+        assert entry.can_run == (not entry.missing)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def test_what_is_missing_is_named_with_the_command_that_adds_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = registry._version
+    monkeypatch.setattr(registry, "_version", lambda p: None if p == "transformers" else real(p))
+    (hf,) = [a for a in registry.availability() if a.name == "hf"]
+    assert not hf.can_run
+    assert hf.missing == "transformers not installed"
+    assert hf.fix == "pip install 'visavis[hf]'"
+    with pytest.raises(MissingExtraError, match=r"transformers.*pip install 'visavis\[hf\]'"):
+        registry.new("hf")
+
+
+def test_looking_what_can_run_imports_no_engine() -> None:
+    script = (
+        "import sys; from visavis.backends.registry import availability; availability()\n"
+        "print([m for m in ('torch', 'transformers', 'vllm', 'sglang') if m in sys.modules])"
+    )
+    out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)
+    assert out.stdout.strip() == "[]"
