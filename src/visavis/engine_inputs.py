@@ -55,9 +55,8 @@ def for_hf_batch(prompts: Sequence[Prompt], pad_token_id: int) -> dict[str, Any]
 
 def for_vllm(prompt: Prompt) -> dict[str, Any]:
     """A vLLM prompt (0.8 and up): canonical ids, pixels after our resize, and the processor options that make vLLM's
-    own resize leave them as they are. Videos come as (frames, metadata), already sampled."""
-    if prompt.processor_inputs:
-        raise OptionError(f"{prompt.model}: the generic family has no vLLM form with its own pixels")
+    own resize leave them as they are. Videos come as (frames, metadata), already sampled. Images of the `generic`
+    family are the originals: vLLM runs the same processor as we did."""
     inputs: dict[str, Any] = {"prompt_token_ids": list(prompt.canonical_ids)}
     images = [m for m in prompt.media if m.kind == "image"]
     videos = [m for m in prompt.media if m.kind == "video"]
@@ -74,7 +73,8 @@ def for_vllm(prompt: Prompt) -> dict[str, Any]:
         data["video"] = [(m.pixels, _video_metadata(m)) for m in videos]
         uuids["video"] = [m.content_hash for m in videos]
     inputs |= {"multi_modal_data": data, "multi_modal_uuids": uuids}
-    inputs["mm_processor_kwargs"] = _identity_resize(prompt, images, videos)
+    if prompt.patch_rule is not None:
+        inputs["mm_processor_kwargs"] = _identity_resize(prompt, images, videos)
     return inputs
 
 
@@ -89,10 +89,8 @@ def for_sglang(prompt: Prompt) -> dict[str, Any]:
         names = ("pixel_values", "image_grid_thw")
         inputs["image_data"] = [{"format": "processor_output", **{name: made[name] for name in names}}]
     if "pixel_values_videos" in made:
-        names = ("pixel_values_videos", "video_grid_thw", "second_per_grid_ts")
-        inputs["video_data"] = [
-            {"format": "processor_output", **{name: made[name] for name in names if name in made}}
-        ]
+        parts = ("pixel_values_videos", "video_grid_thw", "second_per_grid_ts")
+        inputs["video_data"] = [{"format": "processor_output", **{name: made[name] for name in parts if name in made}}]
     return inputs
 
 

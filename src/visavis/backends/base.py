@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
-from visavis.backends.options import EngineOptions
+from visavis.backends.options import EngineOptions, for_backend
 from visavis.completion import Completion, Delta, FinishReason, TokenLogprobs
 from visavis.errors import OptionError, RequestError
 from visavis.prompt import Prompt
@@ -132,7 +132,10 @@ class ModelInterface(ABC):
         With `options.warmup` a short answer (to a small image where the model takes images) is generated before this
         returns, so that the first request pays no lazy initialisation; its time is the phase "warm-up".
         """
-        options, report = options or EngineOptions(), progress or (lambda phase, seconds: None)
+        from visavis.backends.registry import NAMES
+
+        report = progress or (lambda phase, seconds: None)
+        options = for_backend(options or EngineOptions(), self.name, {*NAMES, self.name})
         self.close()
         start = self.clock()
         report("tokenizer", 0.0)

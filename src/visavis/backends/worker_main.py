@@ -111,7 +111,7 @@ class _Worker:
 
     def _load(self, message: Load) -> None:
         try:
-            self._model = model = new(message.backend)
+            self._model = model = new(message.backend, in_worker=True)
             model.load(message.model, message.options, lambda p, s: self._channel.send(Progressed(p, s)))
             assert model.info is not None
             self._channel.send(Loaded(model.info, model.capabilities()))
