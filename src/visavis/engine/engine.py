@@ -12,12 +12,14 @@ import torch
 
 from visavis.completion import FinishReason, TokenLogprobs
 from visavis.engine.config import EngineConfig
+from visavis.engine.encoder import VisionEncoder
 from visavis.engine.kernels.torch_kernels import TorchKernels
 from visavis.engine.kv_cache import BlockPool, KVCache
 from visavis.engine.loader import load_weights
 from visavis.engine.model_config import ModelConfig
 from visavis.engine.models.decoder import Decoder
 from visavis.engine.models.rope import RotaryEmbedding
+from visavis.engine.models.vision import VisionTower
 from visavis.engine.requests import make_sequence
 from visavis.engine.runner import Runner
 from visavis.engine.sampler import Sampler
@@ -71,9 +73,9 @@ class NativeEngine:
         with torch.inference_mode():
             kernels = TorchKernels(device, dtype)
             model = Decoder(self.model_config, kernels)
-            stored_head = load_weights(
-                Path(model_path), dict(model.weights()), tied=self.model_config.tie_word_embeddings
-            )
+            tower = VisionTower(self.model_config.vision, kernels) if self.model_config.vision is not None else None
+            weights = dict(model.weights()) | dict(tower.weights() if tower is not None else ())
+            stored_head = load_weights(Path(model_path), weights, tied=self.model_config.tie_word_embeddings)
             if stored_head is not None:
                 model.lm_head = stored_head
             c = self.model_config
@@ -88,7 +90,9 @@ class NativeEngine:
                 device=device,
                 dtype=dtype,
             )
-            self.runner = Runner(model, RotaryEmbedding(c.rope, c.head_dim, device, dtype), kernels, cache)
+            encoder = VisionEncoder(tower) if tower is not None else None
+            rope = RotaryEmbedding(c.rope, c.head_dim, device, dtype)
+            self.runner = Runner(model, encoder, rope, kernels, cache)
         self.pool = BlockPool(self.num_blocks, self.settings.block_size)
         self.scheduler = Scheduler(self.pool, self.settings.max_num_seqs, self.settings.max_num_batched_tokens)
         self.sampler = Sampler(c.vocab_size, device)
@@ -135,6 +139,7 @@ class NativeEngine:
         result = self.runner.run(scheduled)
         for seq, length in scheduled.prefills:
             seq.num_computed_tokens += length
+            self.runner.release_consumed(seq)
         for seq in scheduled.decodes:
             seq.num_computed_tokens += 1
         if result.logits is None:
@@ -188,6 +193,7 @@ class NativeEngine:
     def _finish(self, seq: Sequence) -> None:
         self.scheduler.finish(seq)
         self.sampler.forget(seq)
+        self.runner.forget(seq)
         del self._sequences[seq.request_id]
 
     def _check_open(self) -> None:

@@ -63,8 +63,13 @@ def _visual_positions(
         return ()
     if model.vision is None:
         raise MediaError(f"{prompt.media[0].where or 'media'}: this model takes text only; use a vision-language model")
-    if prompt.patch_rule is None:
+    rule, tower = prompt.patch_rule, model.vision
+    if rule is None:
         raise MediaError("the prompt has media and no patch rule; prepare it with the model's family")
+    cut = (rule.patch_size, rule.merge_size, rule.temporal_patch_size)
+    expected = (tower.patch_size, tower.merge_size, tower.temporal_patch_size)
+    if cut != expected:
+        raise MediaError(f"the prompt's media are cut by (patch, merge, frames) {cut}; this model takes {expected}")
     mask = prompt.visual_mask
     found = []
     for number, item in enumerate(prompt.media):
@@ -73,7 +78,7 @@ def _visual_positions(
         if item.grid is None:
             raise MediaError(f"{where}: its grid of patches is not known; prepare it with the model's family")
         t, h, w = item.grid
-        tokens = t * h * w // model.vision.merge_size**2
+        tokens = t * h * w // tower.merge_size**2
         if len(positions) != tokens:
             raise MediaError(
                 f"{where}: the prompt has {len(positions)} visual tokens for it and its grid makes {tokens}"

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from visavis.engine.encoder import Chunk, VisionEncoder
 from visavis.engine.kernels.base import AttentionRow, Kernels, Rotation, StepLayout
 from visavis.engine.kv_cache import KVCache
 from visavis.engine.models.decoder import Decoder
@@ -28,8 +29,16 @@ class StepLogits:
 class Runner:
     """Keeps the decode batch stable: a request keeps its row while it runs, so what kernels hold per row stays."""
 
-    def __init__(self, model: Decoder, rope: RotaryEmbedding, kernels: Kernels, cache: KVCache) -> None:
+    def __init__(
+        self,
+        model: Decoder,
+        encoder: VisionEncoder | None,
+        rope: RotaryEmbedding,
+        kernels: Kernels,
+        cache: KVCache,
+    ) -> None:
         self.model = model
+        self.encoder = encoder
         self.rope = rope
         self.kernels = kernels
         self.block_size = cache.block_size
@@ -38,10 +47,23 @@ class Runner:
         kernels.bind_cache(cache)
 
     def run(self, step: ScheduledStep) -> StepLogits:
+        """Computes the step. The caller then moves the requests' `num_computed_tokens` on."""
+        for seq in step.preempted:
+            self.forget(seq)
         decodes = self._in_stable_rows(step.decodes)
         if not step.prefills:
             return self._run_decodes(decodes)
         return self._run_mixed(decodes, step.prefills)
+
+    def forget(self, seq: Sequence) -> None:
+        """Drops what is kept of a request that ended or was preempted."""
+        if self.encoder is not None:
+            self.encoder.forget(seq)
+
+    def release_consumed(self, seq: Sequence) -> None:
+        """Drops the images of a request that its computed tokens have passed."""
+        if self.encoder is not None:
+            self.encoder.release(seq)
 
     def _in_stable_rows(self, seqs: list[Sequence]) -> list[Sequence]:
         """The same requests, each in the row it had last time; the holes are filled by the newest and the last."""
@@ -77,10 +99,12 @@ class Runner:
         axes = prefills[0][0].prompt.position_ids.shape[0]
         positions = [np.broadcast_to(np.array(decode_positions, dtype=np.int64), (axes, len(decodes)))]
         prefill_rows: list[AttentionRow] = []
+        chunks: list[Chunk] = []
         sampled: list[Sequence] = list(decodes)
         sampled_rows = list(range(len(decodes)))
         for seq, length in prefills:
             start, stop = seq.num_computed_tokens, seq.num_computed_tokens + length
+            chunks.append(Chunk(seq, start, stop, row=len(token_ids)))
             token_ids += seq.token_ids[start:stop]
             positions.append(seq.positions(start, stop))
             slots += self._slots(seq, start, stop)
@@ -91,7 +115,13 @@ class Runner:
         packed = torch.tensor([token_ids, slots], device=self.device)
         rotation = self._rotation(np.concatenate(positions, axis=1))
         plan = self.kernels.plan(StepLayout(packed[1], decode_rows, prefill_rows))
-        hidden = self.model(self.model.embed(packed[0]), rotation, plan)
+        embedded = self.model.embed(packed[0])
+        deepstack = None
+        if self.encoder is not None and (visual := self.encoder(chunks)) is not None:
+            embedded.index_copy_(0, visual.rows, visual.embeddings)
+            if visual.deepstack is not None:
+                deepstack = (visual.rows, visual.deepstack)
+        hidden = self.model(embedded, rotation, plan, deepstack)
         if not sampled:
             return StepLogits([], None)
         return StepLogits(sampled, self.model.logits(hidden[torch.tensor(sampled_rows, device=self.device)]))
