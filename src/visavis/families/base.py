@@ -111,6 +111,7 @@ def chat_source(conversation: Conversation, add_generation_prompt: bool) -> Chat
             name=m.name,
             tool_call_id=m.tool_call_id,
             tool_calls=m.tool_calls,
+            reasoning_content=m.reasoning_content,
         )
         for m in conversation.messages
     )

@@ -57,7 +57,7 @@ class Marks:
         return self.on_data(text)
 
     def on_data(self, text: str) -> str:
-        """A string of tools, tool calls, names or template options, every spelling broken."""
+        """A string of tools, tool calls, names, thinking or template options, every spelling broken."""
         return self._broken(text, lambda spelled: True)
 
     def remove(self, text: str) -> str:
@@ -98,7 +98,7 @@ def strings(conversation: Conversation, *, texts: bool = True) -> Iterator[str]:
     for message in conversation.messages:
         if texts:
             yield from (p.text for p in message.parts if isinstance(p, Text))
-        yield from (s for s in (message.name, message.tool_call_id) if s is not None)
+        yield from (s for s in (message.name, message.tool_call_id, message.reasoning_content) if s is not None)
         yield from _leaves(message.tool_calls)
     yield from _leaves(conversation.tools)
     yield from _leaves(conversation.template_options)

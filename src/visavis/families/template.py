@@ -114,6 +114,8 @@ class ChatTemplate:
             shaped["name"] = data(message.name)
         if message.tool_call_id is not None:
             shaped["tool_call_id"] = data(message.tool_call_id)
+        if message.reasoning_content is not None:
+            shaped["reasoning_content"] = data(message.reasoning_content)
         if message.tool_calls:
             shaped["tool_calls"] = [walk(self._tool_call(call), data) for call in message.tool_calls]
         return shaped
