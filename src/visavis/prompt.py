@@ -75,6 +75,7 @@ class Turn:
     name: str | None = None
     tool_call_id: str | None = None
     tool_calls: tuple[dict[str, Any], ...] = ()
+    reasoning_content: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

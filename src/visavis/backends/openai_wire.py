@@ -154,7 +154,7 @@ def _message(turn: Any, media: Sequence[PreparedMedia]) -> dict[str, Any]:
             for part in turn.parts
         ]
     message: dict[str, Any] = {"role": turn.role, "content": content}
-    for name in ("name", "tool_call_id"):
+    for name in ("name", "tool_call_id", "reasoning_content"):
         if (value := getattr(turn, name)) is not None:
             message[name] = value
     if turn.tool_calls:

@@ -92,6 +92,8 @@ class MediaReader:
                 return self._image(source, where, limits)
 
     def _still(self, value: Any, where: str, limits: PixelLimits) -> Image:
+        if isinstance(value, Image):
+            return value
         if isinstance(value, np.ndarray):
             return self._array(value, where, limits)
         if _is_decoded(value):

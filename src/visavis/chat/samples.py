@@ -101,8 +101,8 @@ def over_background(rgba: Pixels, background: Background) -> Pixels:
     """uint8 (…, 4) with straight alpha → (…, 3). 255 is odd, so the nearest integer is never a tie."""
     if (rgba[..., 3] == 255).all():
         return np.ascontiguousarray(rgba[..., :3])
-    alpha = rgba[..., 3:].astype(np.uint32)
-    behind = np.array(background, dtype=np.uint32)
+    alpha = rgba[..., 3:].astype(np.uint16)  # the largest sum, 255 · 255 + 127, fits
+    behind = np.array(background, dtype=np.uint16)
     return ((rgba[..., :3] * alpha + behind * (255 - alpha) + 127) // 255).astype(np.uint8)
 
 

@@ -227,6 +227,7 @@ IMAGE_SPELLINGS: list[Any] = [
     {"type": "file", "file": {"file_data": DATA_URL, "filename": "a.png"}},
     {"type": "input_file", "file_data": DATA_URL, "filename": "a.png"},
     {"image": RED},
+    {"type": "image", "image": Image(np.full((4, 5, 3), (255, 0, 0), dtype=np.uint8), source="mine")},
     {"image_url": {"url": DATA_URL}},
     RED,
     memoryview(RED),
