@@ -44,6 +44,8 @@ def resolve_model(model: str | Path | None = None, *, weights: bool = False, cod
     if model is None or model == BUNDLED:
         return _bundled()
     name = str(model)
+    if not name.strip():
+        raise ModelError("the model's name is empty; give a folder, a hub id (owner/name), or nothing for tiny-screen")
     path = Path(name).expanduser()
     if path.is_dir():
         if not (path / "config.json").is_file():
