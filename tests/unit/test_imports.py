@@ -21,7 +21,8 @@ LAYERS = [
     {"families", "engine"},
     {"backends"},
     {"plan", "compare", "bench", "server", "hyperbench"},
-    {"cli", "__main__"},
+    {"cli"},
+    {"__main__"},
 ]
 
 # Methods of the basic types that reach up on demand: the whole list, each with its reason.

@@ -148,7 +148,7 @@ class _Opener:
     def open(self, backend: str, progress: Progress) -> Iterator[ModelInterface]:
         from visavis.backends.worker import WorkerModel
 
-        with WorkerModel(backend, python=self.interpreters[backend]) as model:
+        with WorkerModel(backend, python=self.interpreters.get(backend) or None) as model:
             model.use_generation_config = self.use_generation_config
             model.load(self.model, self.options, progress)
             yield model

@@ -17,7 +17,7 @@ from visavis.errors import InputError, VisavisError
 
 __all__ = ["build_parser", "main"]
 
-COMMANDS = ("ask", "compare", "count", "samples", "backends")
+COMMANDS = ("ask", "compare", "count", "plan", "samples", "backends")
 """Each is a module of this package with `add_parser` and `run`."""
 
 BAD_INPUT, FAILED, INTERRUPTED, TERMINATED, BROKEN_PIPE = 2, 1, 130, 143, 141
@@ -54,23 +54,31 @@ def main(argv: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")  # a terminal without Unicode must not end an answer
     try:
         with _terminations():
-            code = _run(argv)
+            code = _guarded(argv)
             sys.stdout.flush()
             return code
+    except _Terminated:
+        return TERMINATED
+    except KeyboardInterrupt:
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Whoever read our output has gone. What is still buffered must not raise again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return BROKEN_PIPE
+
+
+def _guarded(argv: Sequence[str] | None) -> int:
+    """Runs one command; errors become one line and a code."""
+    try:
+        return _run(argv)
     except InputError as error:
         return _fail(BAD_INPUT, error)
     except VisavisError as error:
         return _fail(FAILED, error)
     except SystemExit as end:  # --help and --version
         return end.code if isinstance(end.code, int) else 0
-    except KeyboardInterrupt:
-        return INTERRUPTED
-    except _Terminated:
-        return TERMINATED
     except BrokenPipeError:
-        # Whoever read our output has gone. What is still buffered must not raise again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return BROKEN_PIPE
+        raise
     except Exception as error:
         if os.environ.get("VISAVIS_TRACEBACK"):
             raise

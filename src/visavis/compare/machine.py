@@ -15,10 +15,11 @@ PACKAGES = ("visavis", "torch", "transformers", "tokenizers", "numpy", "pillow",
 
 
 def describe() -> dict[str, Any]:
-    """Processor, cores this process may use, memory in bytes, GPUs, system and the versions that matter."""
+    """Processor, cores this process may use, load, memory in bytes, GPUs, system and the versions that matter."""
     return {
         "cpu": _cpu_name(),
         "cores": cores(),
+        "load_average": _load_average(),
         "memory_bytes": _memory_bytes(),
         "gpus": _gpu_names(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
@@ -64,6 +65,14 @@ def _cpu_name() -> str:
         except (OSError, subprocess.TimeoutExpired):
             pass
     return platform.processor() or platform.machine()
+
+
+def _load_average() -> float | None:
+    """Of the last minute."""
+    try:
+        return round(os.getloadavg()[0], 2)
+    except (OSError, AttributeError):
+        return None
 
 
 def _memory_bytes() -> int | None:

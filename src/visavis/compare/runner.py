@@ -23,6 +23,9 @@ from visavis.sampling import SamplingParams
 
 __all__ = ["Opener", "Plan", "compare"]
 
+BUSY = 0.75
+"""Load average per core above which the machine is called busy."""
+
 Opener = Callable[[str, Progress], AbstractContextManager[ModelInterface]]
 """(backend, progress) → the loaded model, closed at the end. `compare` gives each a process of its own."""
 
@@ -92,7 +95,7 @@ def compare(plan: Plan, cases: Sequence[Case], open_model: Opener, say: Say) -> 
             mine.error = str(error)
         if reference is None and mine.answers and mine.error is None:
             reference = mine
-    _add_notes(result, plan)
+    _add_notes(result)
     result.verdict = verdict(result)
     return result
 
@@ -147,8 +150,15 @@ def _memory(model: ModelInterface, mine: BackendResult) -> None:
         mine.peak_memory_bytes, mine.peak_device_memory_bytes = usage.peak_rss_bytes, usage.gpu_peak_bytes
 
 
-def _add_notes(result: Comparison, plan: Plan) -> None:
+def _add_notes(result: Comparison) -> None:
+    """What limits the comparison, in words."""
     ran = [b for b in result.backends if b.error is None]
+    load, cores = result.machine["load_average"], result.machine["cores"]
+    if load is not None and load > BUSY * cores:
+        result.notes.append(
+            f"other work was running (load average {load:.1f} on {cores} cores before the start): "
+            "the times are not to be trusted"
+        )
     dtypes = {b.dtype for b in ran}
     if len(dtypes) > 1:
         said = ", ".join(f"{b.backend} {b.dtype}" for b in ran)

@@ -15,6 +15,7 @@ _KINDS: dict[Kind, tuple[str, str]] = {
     "failed": ("failed answer", "failed answers"),
 }
 ABOUT_EQUAL = 1.05
+"""Times under this factor of each other are called equal."""
 
 
 def verdict(comparison: Comparison) -> str:
@@ -50,17 +51,21 @@ def _speed(first: BackendResult, second: BackendResult) -> str:
     ratio = speed_ratio(first, second)
     if ratio is None:
         return ""
-    times, of_what = ratio
-    if 1 / ABOUT_EQUAL < times < ABOUT_EQUAL:
-        said = f"; they were equally fast {of_what} (within 5 %)"
-    else:
-        faster = first.backend if times > 1 else second.backend
-        said = f"; {faster} was {max(times, 1 / times):.1f}× faster {of_what}"
+    said = "; " + _who(first.backend, second.backend, ratio[0], f"faster {ratio[1]}")
     if first.batch is None or second.batch is None or not second.batch.tokens_per_s or not first.batch.tokens_per_s:
         return said
     at_once = first.batch.tokens_per_s / second.batch.tokens_per_s
-    faster_at_once = first.backend if at_once > 1 else second.backend
-    return f"{said}, {faster_at_once} {max(at_once, 1 / at_once):.1f}× with all {first.batch.prompts} at once"
+    together = f"with all {first.batch.prompts} at once"
+    if min(ratio[0], at_once) > ABOUT_EQUAL or max(ratio[0], at_once) < 1 / ABOUT_EQUAL:  # the same one both times
+        return f"{said} and {max(at_once, 1 / at_once):.1f}× {together}"
+    return f"{said}, {_who(first.backend, second.backend, at_once, f'faster {together}')}"
+
+
+def _who(first: str, second: str, times: float, what: str) -> str:
+    """`times`: how many times faster the first was."""
+    if 1 / ABOUT_EQUAL < times < ABOUT_EQUAL:
+        return f"they were equally fast {what.removeprefix('faster ')} (within 5 %)"
+    return f"{first if times > 1 else second} was {max(times, 1 / times):.1f}× {what}"
 
 
 def _rate(result: BackendResult) -> str:

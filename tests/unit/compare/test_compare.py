@@ -202,3 +202,11 @@ def test_no_prompts_and_several_answers_are_refused(bench: Bench) -> None:
     bench.cases.clear()
     with pytest.raises(OptionError, match="no prompts"):
         bench.run()
+
+
+def test_busy_machine_is_said(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    bench.add("native", answers=[11])
+    for load, said in ((7.5, True), (0.2, False)):
+        machine = {"load_average": load, "cores": 2}
+        monkeypatch.setattr("visavis.compare.runner.describe", lambda machine=machine: machine)
+        assert any("load average 7.5 on 2 cores" in note for note in bench.run().notes) is said

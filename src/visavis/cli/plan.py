@@ -1,0 +1,138 @@
+"""`visavis plan`: what fits, every setting, and why, from config.json alone."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from typing import TYPE_CHECKING, Any
+
+from visavis.cli.output import Output, add_output_options
+from visavis.cli.parser import positive
+from visavis.errors import OptionError, shorten
+
+if TYPE_CHECKING:
+    from argparse import ArgumentParser
+
+    from visavis.families.folder import ModelFolder
+    from visavis.families.resize import PixelBounds
+
+__all__ = ["add_parser", "run"]
+
+DESCRIPTION = """\
+What fits, before anything is downloaded or started: weights by part, KV cache, activations; the settings each engine
+should get, why, and the command that starts it. Reads config.json only.
+
+  visavis plan -m Qwen/Qwen2-VL-7B-Instruct --gpu-memory 24GiB --image 1920x1080 --concurrency 16
+  visavis plan -m ./my-model --gpu-memory 80GiB --tensor-parallel-size 2 --prompt-tokens 4000 --max-tokens 1000"""
+
+
+def add_parser(commands: Any) -> ArgumentParser:
+    """Adds the command to argparse's subparsers."""
+    parser: ArgumentParser = commands.add_parser(
+        "plan", help="what fits a device, every setting and why", description=DESCRIPTION
+    )
+    parser.add_argument("-m", "--model", metavar="MODEL", help="Hugging Face folder or hub id (default: tiny-screen)")
+    place = parser.add_argument_group("device")
+    place.add_argument("--gpu-memory", metavar="SIZE", help="of one card, e.g. 24GiB (default: the devices here)")
+    place.add_argument(
+        "--tensor-parallel-size", type=positive, default=1, metavar="N", help="cards to split the model over"
+    )
+    formats = parser.add_argument_group("formats")
+    formats.add_argument(
+        "--dtype", default="auto", metavar="TYPE", help="auto: the checkpoint's on a GPU, float32 on a CPU"
+    )
+    formats.add_argument(
+        "--quantization",
+        metavar="NAME",
+        help="plan weights quantised while loading: fp8, int8, int4, bitsandbytes-nf4 (default: the checkpoint's)",
+    )
+    formats.add_argument("--kv-cache-dtype", default="auto", metavar="TYPE", help="auto: the model's; fp8")
+    work = parser.add_argument_group("work", "One request, and how many run at once.")
+    work.add_argument(
+        "--image",
+        action="append",
+        metavar="[Nx]WxH",
+        help="an image of a request, or N; repeatable; none for text alone (default: one 1920x1080 for vision models)",
+    )
+    work.add_argument("--prompt-tokens", type=positive, metavar="N", help="of text (default: 512)")
+    work.add_argument("--max-tokens", type=positive, metavar="N", help="longest answer (default: 512)")
+    work.add_argument("--concurrency", type=positive, metavar="N", help="requests at once (default: as many as fit)")
+    parser.add_argument("--backends", metavar="A,B", help="engines to plan for (default: native,hf,vllm,sglang)")
+    add_output_options(parser)
+    return parser
+
+
+def run(args: Namespace) -> int:
+    """0 when some engine fits, 1 when none does. Raises InputError for bad input."""
+    from visavis.families.hub import resolve_model
+    from visavis.plan import choose, parse_bytes, plan
+    from visavis.plan.document import as_dict
+    from visavis.plan.engines import ENGINES
+
+    output = Output(args)
+    if args.words_left:
+        raise OptionError(f"plan: {shorten(args.words_left[0])} belongs to no option; the model is given with -m")
+    memory = parse_bytes(args.gpu_memory) if args.gpu_memory is not None else None
+    images = _images(args.image)
+    if args.model is None:
+        output.say("no -m given: using the bundled model tiny-screen, which reads screenshots")
+    folder = resolve_model(args.model)
+    result = plan(
+        folder.config,
+        choose(memory, args.tensor_parallel_size),
+        model=args.model or "",
+        path=str(folder.path),
+        ranks=args.tensor_parallel_size,
+        dtype=args.dtype,
+        quantization=args.quantization,
+        kv_dtype=args.kv_cache_dtype,
+        images=images,
+        prompt_tokens=args.prompt_tokens,
+        max_tokens=args.max_tokens,
+        concurrency=args.concurrency,
+        bounds=_bounds(folder),
+        context=folder.max_model_len,
+        engines=_engines(args.backends) or tuple(ENGINES),
+        where=f"{folder.name}: config.json",
+    )
+    if output.json:
+        output.document(as_dict(result))
+    else:
+        from visavis.plan.render import show
+
+        show(result, output.console())
+    return 0 if result.fits else 1
+
+
+def _images(given: list[str] | None) -> tuple[tuple[int, int], ...] | None:
+    from visavis.plan import parse_images
+
+    if given is None:
+        return None
+    if given == ["none"]:
+        return ()
+    return tuple(size for text in given for size in parse_images(text))
+
+
+def _engines(given: str | None) -> tuple[str, ...]:
+    names = [name.strip() for name in (given or "").split(",") if name.strip()]
+    return tuple(dict.fromkeys(names))
+
+
+def _bounds(folder: ModelFolder) -> PixelBounds | None:
+    """The folder's image bounds, by the one reader of them; None where the folder does not say."""
+    if not folder.preprocessor_config:
+        return None
+    from visavis.families.qwen_vl import QwenVLFamily
+    from visavis.families.registry import FAMILIES, family_class
+    from visavis.families.vision_config import read_vision_settings
+
+    place = FAMILIES.get(folder.model_type)
+    family = family_class(place) if place else None
+    if family is None or not issubclass(family, QwenVLFamily):
+        return None
+    return read_vision_settings(
+        folder,
+        patch_size=family.default_patch_size,
+        image_default=family.default_image_bounds,
+        video_default=family.default_video_bounds,
+    ).image_bounds
