@@ -1,34 +1,61 @@
-"""`visavis backends`: which engines can run here, and what adds the others."""
+"""`visavis backends`: which engines can run here; `install` and `remove` of those with environments of their own."""
 
 from __future__ import annotations
 
 from argparse import Namespace
 from dataclasses import asdict
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from visavis.cli.output import Output, add_output_options
 from visavis.cli.parser import Parser
-from visavis.errors import OptionError, shorten
+from visavis.errors import BackendError, OptionError, shorten
+
+if TYPE_CHECKING:
+    from pathlib import Path
 
 __all__ = ["add_parser", "run"]
+
+ACTIONS = ("list", "install", "remove")
 
 
 def add_parser(commands: Any) -> Parser:
     parser: Parser = commands.add_parser(
         "backends",
-        help="which engines can run here",
-        description="Which engines can run here, their versions and interpreters, and what adds the others.",
+        help="which engines can run here, and what adds the others",
+        description="""\
+Which engines can run here, their versions and interpreters, and what adds the others.
+
+  visavis backends                 the list
+  visavis backends install vllm    makes a virtual environment for an engine that pins another torch than ours
+  visavis backends remove vllm     deletes it""",
     )
+    parser.add_argument("action", nargs="?", default="list", choices=ACTIONS, metavar="ACTION", help=", ".join(ACTIONS))
+    parser.add_argument("name", nargs="?", metavar="NAME", help="engine to install or remove")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--cuda", action="store_true", help="the build for NVIDIA GPUs (default where there is one)")
+    kind.add_argument("--cpu", action="store_true", help="the build without")
     add_output_options(parser)
     return parser
 
 
 def run(args: Namespace) -> int:
+    output = Output(args)
     if args.words_left:
         raise OptionError(f"{shorten(args.words_left[0])} is not understood; see visavis backends --help")
+    if args.action == "list":
+        if args.name is not None or args.cuda or args.cpu:
+            raise OptionError("visavis backends lists all; to add one: visavis backends install NAME")
+        return _list(output)
+    if args.name is None:
+        from visavis.backends.recipes import INSTALLABLE
+
+        raise OptionError(f"which one? visavis backends {args.action} {' | '.join(INSTALLABLE)}")
+    return _install(args, output) if args.action == "install" else _remove(args, output)
+
+
+def _list(output: Output) -> int:
     from visavis.backends.registry import availability
 
-    output = Output(args)
     found = availability()
     if output.json:
         output.document({"backends": [asdict(entry) for entry in found]})
@@ -48,4 +75,55 @@ def run(args: Namespace) -> int:
     for interpreter in sorted({entry.interpreter for entry in found if entry.can_run}):
         names = ", ".join(e.name for e in found if e.can_run and e.interpreter == interpreter)
         console.print(Text(f"{names}: {interpreter}", style="dim"))
+    return 0
+
+
+def _install(args: Namespace, output: Output) -> int:
+    from visavis.backends.environments import build, environments_folder
+    from visavis.backends.recipes import recipe_for
+    from visavis.compare.machine import has_nvidia_gpu
+
+    recipe = recipe_for(args.name, cuda=args.cuda or (not args.cpu and has_nvidia_gpu()))
+    output.say(
+        f"{recipe.engine} {recipe.version} ({recipe.variant}): downloads up to {recipe.download_gb:g} GB, "
+        f"takes up to {recipe.disk_gb:g} GB in {environments_folder()}"
+    )
+    with output.only_ours():
+        made = build(recipe, say=output.say, verify=lambda python: _verify(args.name, python))
+    if output.json:
+        output.document(
+            {"backend": made.engine, "version": made.version, "variant": made.variant, "interpreter": str(made.python)}
+        )
+    else:
+        output.piece(f"{made.engine} {made.version} is ready: visavis compare --backends native,{made.engine}\n")
+    return 0
+
+
+def _verify(engine: str, python: Path) -> None:
+    """The engine answers a question with the bundled model. Raises BackendError."""
+    from visavis.backends.worker import WorkerModel
+
+    with WorkerModel(engine, python=str(python)) as model:
+        model.load(None)
+        completion = model.chat("hello", max_tokens=2)
+        if not completion.token_ids:
+            raise BackendError(f"{engine} was installed, but answered nothing")
+
+
+def _remove(args: Namespace, output: Output) -> int:
+    from visavis.backends.environments import environments_folder, remove
+    from visavis.backends.recipes import INSTALLABLE
+
+    if args.name not in INSTALLABLE:
+        raise OptionError(
+            f"{shorten(args.name)} has no environment of its own; those that may: {', '.join(INSTALLABLE)}"
+        )
+    if args.cuda or args.cpu:
+        raise OptionError("--cuda and --cpu are for install")
+    if not remove(args.name):
+        raise OptionError(f"{args.name} is not installed in {environments_folder()}")
+    if output.json:
+        output.document({"removed": args.name})
+    else:
+        output.piece(f"{args.name} is removed\n")
     return 0

@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-__all__ = ["cores", "describe", "one_line"]
+__all__ = ["cores", "describe", "has_nvidia_gpu", "one_line"]
 
 PACKAGES = ("visavis", "torch", "transformers", "tokenizers", "numpy", "pillow", "vllm", "sglang")
 
@@ -80,6 +80,11 @@ def _memory_bytes() -> int | None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
         return None
+
+
+def has_nvidia_gpu() -> bool:
+    """Whether the driver lists one."""
+    return bool(_gpu_names())
 
 
 def _gpu_names() -> list[str]:

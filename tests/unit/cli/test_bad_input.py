@@ -47,7 +47,7 @@ from tests.unit.cli.conftest import Cli
         (["count"], "nothing to count"),
         (["samples"], "DIR"),
         (["samples", "a", "b"], "one too many"),
-        (["backends", "instal"], "not understood"),
+        (["backends", "install", "vllm", "please"], "not understood"),
     ],
 )
 def test_one_line_and_exit_code_2(cli: Cli, argv: list[str], said: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -77,3 +78,46 @@ def test_backends_name_what_is_missing_and_what_adds_it(cli: Cli, monkeypatch: p
     assert "transformers not installed" in shown
     document = cli("backends", "--json").json["backends"]
     assert [(b["name"], b["can_run"]) for b in document] == [("native", True), ("hf", False)]
+
+
+def test_install_says_the_size_makes_the_environment_and_checks_that_it_answers(
+    cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    from visavis.backends import environments
+
+    asked = []
+
+    def build(recipe: Any, say: Any, verify: Any) -> environments.Environment:
+        asked.append((recipe.engine, recipe.variant, verify is not None))
+        return environments.Environment(tmp_path, recipe.engine, recipe.version, recipe.variant)
+
+    monkeypatch.setattr(environments, "build", build)
+    done = cli("backends", "install", "vllm", "--cpu", "--json")
+    assert asked == [("vllm", "cpu", True)]
+    assert done.json["interpreter"] == str(tmp_path / "bin" / "python")
+    assert "downloads up to 2 GB, takes up to 4 GB" in done.err
+
+
+def test_remove_deletes_the_environment(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("VISAVIS_ENVIRONMENTS", str(tmp_path))
+    (tmp_path / "vllm" / "bin").mkdir(parents=True)
+    assert cli("backends", "remove", "vllm").out == "vllm is removed\n"
+    assert list(tmp_path.iterdir()) == []
+    assert "not installed" in cli("backends", "remove", "vllm").complaint
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (["install"], "vllm | sglang"),
+        (["install", "native"], "known: vllm, sglang"),
+        (["remove", "hf"], "no environment of its own"),
+        (["list", "vllm"], "visavis backends install NAME"),
+        (["instal", "vllm"], "did you mean install?"),
+        (["install", "vllm", "--cpu", "--cuda"], "not allowed with"),
+    ],
+)
+def test_wrong_actions_are_told_the_right_ones(cli: Cli, argv: list[str], said: str) -> None:
+    done = cli("backends", *argv)
+    assert done.code == 2
+    assert said in done.complaint
