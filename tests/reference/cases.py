@@ -97,3 +97,23 @@ def as_hf_messages(conversation: Conversation, *, lists: bool) -> list[dict[str,
             turn["tool_calls"] = list(message.tool_calls)
         messages.append(turn)
     return messages
+
+
+_CALL = {"type": "function", "function": {"name": "find", "arguments": {"q": "the dog"}}}
+_TOOL = {"type": "function", "function": {"name": "find", "description": "Looks <it> up", "parameters": {}}}
+
+QWEN3_CASES: dict[str, Conversation] = {
+    "thought kept": Conversation((user("q"), said("assistant", "<think>\nhm\n</think>\n\nok"))),
+    "thought dropped": Conversation((user("q"), said("assistant", "<think>\nhm\n</think>\n\nok"), user("again"))),
+    "tools": Conversation(
+        (
+            said("system", "Be brief."),
+            user("q"),
+            Message("assistant", (Text("I look."),), tool_calls=(_CALL,)),
+            said("tool", '{"found": 1}'),
+            said("tool", "nothing"),
+        ),
+        tools=(_TOOL,),
+    ),
+    "no thinking": Conversation((user("q"),), template_options={"enable_thinking": False}),
+}

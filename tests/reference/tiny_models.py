@@ -326,6 +326,12 @@ def _vl_folder(folder: Path, s: Size, config: Any, tokenizer: Any, template: str
         template_file=s.template_file or "chat_template.jinja",
     )
     _generation_config(folder, tokenizer, ("<|im_end|>", "<|endoftext|>"), "<|endoftext|>")
+    write_processor_files(folder, name)
+    return folder
+
+
+def write_processor_files(folder: Path, name: str) -> None:
+    """`preprocessor_config.json` as hub folders of Qwen2VL, Qwen2_5_VL and Qwen3VL have it, and Qwen3VL's for video."""
     qwen3 = name == "Qwen3VL"
     common: dict[str, Any] = {
         "patch_size": 16 if qwen3 else 14,
@@ -344,4 +350,3 @@ def _vl_folder(folder: Path, s: Size, config: Any, tokenizer: Any, template: str
     else:
         image |= {"min_pixels": 3136, "max_pixels": 12845056}
     (folder / "preprocessor_config.json").write_text(json.dumps(image), encoding="utf-8")
-    return folder
