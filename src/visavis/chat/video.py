@@ -77,10 +77,15 @@ def decode_video(
             else:
                 timeline = _read_timeline(container, stream, kind.name)
         if timeline is None:
-            with _opened(source, demuxer) as (container, stream):
-                timeline = _decode_timeline(container, stream)
+            timeline = _decode_timeline(source, demuxer)
         wanted, fps = sample_frames(timeline.times, timeline.rate, sampling, defaults)
         frames = _decode(source, demuxer, timeline, wanted, policy, background)
+        if frames is None:
+            timeline = _without_undecodable_start(timeline, _decode_timeline(source, demuxer))
+            wanted, fps = sample_frames(timeline.times, timeline.rate, sampling, defaults)
+            frames = _decode(source, demuxer, timeline, wanted, policy, background)
+        if frames is None:
+            raise MediaError("has frames that cannot be decoded")
     return Video(
         frames=frames,
         timestamps=tuple(timeline.times[i] for i in wanted),
@@ -137,12 +142,12 @@ def _opened(source: Source, demuxer: str) -> Iterator[tuple[Any, Any]]:
 
     source.stream.seek(0)
     with av.open(source.stream, format=demuxer, metadata_errors="replace") as container:
-        pictures = getattr(av.stream.Disposition, "attached_pic", 0)
-        streams = [s for s in container.streams.video if not s.disposition & pictures]
-        if not streams:
+        cover = av.stream.Disposition.attached_pic
+        stream = next((s for s in container.streams.video if not s.disposition & cover), None)
+        if stream is None:
             raise MediaError("has no video track")
-        streams[0].thread_type = "AUTO"
-        yield container, streams[0]
+        stream.codec_context.thread_type = "AUTO"
+        yield container, stream
 
 
 def _read_timeline(container: Any, stream: Any, name: str) -> _Timeline | None:
@@ -155,6 +160,8 @@ def _read_timeline(container: Any, stream: Any, name: str) -> _Timeline | None:
         if packet.size == 0:  # the flush at the end
             continue
         packets += 1
+        if packet.is_corrupt:
+            raise MediaError(f"is damaged: packet {packets - 1} of its video track is incomplete")
         if packet.is_discard:  # cut away by an edit list
             continue
         if packet.pts is None:
@@ -174,17 +181,31 @@ def _read_timeline(container: Any, stream: Any, name: str) -> _Timeline | None:
     return _timeline(unique, sorted(keys), stream, last_duration)
 
 
-def _decode_timeline(container: Any, stream: Any) -> _Timeline:
+def _decode_timeline(source: Source, demuxer: str) -> _Timeline:
     """By decoding every frame: slow, always right."""
-    stamps = [frame.pts for frame in container.decode(stream)]
-    if not stamps:
-        raise MediaError("has no frames that can be decoded")
-    known = [s for s in stamps if s is not None]
-    if len(known) == len(stamps) and all(a < b for a, b in pairwise(known)):
-        return _timeline(known, [], stream, 0)
-    rate = Fraction(stream.average_rate or stream.guessed_rate or 25)
-    times = [float(i / rate) for i in range(len(stamps))]
-    return _Timeline(None, [], times, float(rate), float(len(stamps) / rate))
+    with _opened(source, demuxer) as (container, stream):
+        stamps = [frame.pts for frame in container.decode(stream)]
+        if not stamps:
+            raise MediaError("has no frames that can be decoded")
+        known = [s for s in stamps if s is not None]
+        if len(known) == len(stamps) and all(a < b for a, b in pairwise(known)):
+            return _timeline(known, [], stream, 0)
+        rate = Fraction(stream.average_rate or stream.guessed_rate or 25)
+        times = [float(i / rate) for i in range(len(stamps))]
+        return _Timeline(None, [], times, float(rate), float(len(stamps) / rate))
+
+
+def _without_undecodable_start(packets: _Timeline, decoded: _Timeline) -> _Timeline:
+    """`decoded`, if only frames before its first are lost: a recording cut out of a longer one begins with frames that
+    lean on what was cut away, and no player shows them. Raises MediaError for frames lost elsewhere."""
+    if packets.stamps is None or decoded.stamps is None:
+        return decoded
+    begin = decoded.stamps[0]
+    lost = sorted({s for s in packets.stamps if s >= begin} - set(decoded.stamps))
+    if lost:
+        at = packets.times[packets.stamps.index(lost[0])]
+        raise MediaError(f"is broken: {len(lost)} frames cannot be decoded, the first at {at:.3f} s")
+    return decoded
 
 
 def _timeline(stamps: list[int], keys: list[int], stream: Any, last_duration: int) -> _Timeline:
@@ -203,8 +224,8 @@ def _timeline(stamps: list[int], keys: list[int], stream: Any, last_duration: in
 
 def _decode(
     source: Source, demuxer: str, timeline: _Timeline, wanted: list[int], policy: FetchPolicy, background: Background
-) -> npt.NDArray[np.uint8]:
-    """uint8 (len(wanted), height, width, 3)."""
+) -> npt.NDArray[np.uint8] | None:
+    """uint8 (len(wanted), height, width, 3); None when some of them do not come out of the decoder."""
     frames: npt.NDArray[np.uint8] | None = None
     places: dict[int, list[int]] = {}
     for place, index in enumerate(wanted):
@@ -214,6 +235,8 @@ def _decode(
         with _opened(source, demuxer) as (container, stream):
             for index, frame in _walk(container, stream, timeline, sorted(places), jumping):
                 _check_frame(frame.width, frame.height, policy)
+                if frame.is_corrupt:
+                    continue
                 if frames is None:
                     check_video_pixels(len(wanted), frame.height, frame.width, policy)
                 pixels = _to_rgb(frame, background)
@@ -227,8 +250,7 @@ def _decode(
                 frames[missing.pop(index)] = pixels
         if frames is not None and not missing:
             return frames
-    lost = timeline.times[min(missing)]
-    raise MediaError(f"is broken: {len(missing)} frames cannot be decoded, the first at {lost:.3f} s")
+    return None
 
 
 def _walk(

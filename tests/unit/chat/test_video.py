@@ -303,6 +303,41 @@ def test_a_cut_off_video_is_refused(kept: float) -> None:
         read(data[: int(len(data) * kept)])
 
 
+def remuxed(data: bytes, keep: Any) -> bytes:
+    """The MPEG-TS video with only the packets `keep(number)` says, times unchanged."""
+    out = io.BytesIO()
+    with av.open(io.BytesIO(data)) as given, av.open(out, "w", format="mpegts") as target:
+        stream = target.add_stream_from_template(given.streams.video[0])
+        packets = [p for p in given.demux(given.streams.video[0]) if p.size]
+        for i, packet in enumerate(packets):
+            if keep(i):
+                packet.stream = stream
+                target.mux(packet)
+    return out.getvalue()
+
+
+@pytest.fixture(scope="module")
+def recording() -> bytes:
+    """30 frames, a keyframe every 10, no reordering."""
+    if "libx264" not in av.codecs_available:
+        pytest.skip("this FFmpeg has no libx264")
+    return video(frames=30, container="mpegts", codec="libx264", gop=10, options={"bf": "0"})
+
+
+def test_a_recording_cut_before_its_first_keyframe_begins_where_it_can(recording: bytes) -> None:
+    clip = read(remuxed(recording, lambda i: i >= 4), fps=10)  # frames 4 to 9 lean on frame 0
+    assert clip.total_frames == 20
+    assert indices(clip) == list(range(10, 30))
+    assert clip.timestamps[0] == 0.0
+
+
+def test_frames_lost_in_the_middle_of_a_video_are_not_passed_over(recording: bytes) -> None:
+    data = bytearray(recording)
+    data[len(data) // 2 : len(data) * 3 // 5] = bytes(len(data) * 3 // 5 - len(data) // 2)
+    with pytest.raises(MediaError, match=WHERE + "bytes is damaged: packet [0-9]+ of its video track is incomplete"):
+        read(bytes(data), fps=10)
+
+
 def test_garbage_inside_a_video_is_refused() -> None:
     data = bytearray(video(frames=40, codec="mpeg4"))
     start = data.index(b"mdat") + 4
