@@ -80,17 +80,26 @@ def for_vllm(prompt: Prompt) -> dict[str, Any]:
 
 def for_sglang(prompt: Prompt) -> dict[str, Any]:
     """Keyword arguments of SGLang's `Engine.generate`: expanded ids, and images and videos as processor output, which
-    SGLang neither resizes nor expands again. One entry holds all images, one all videos, as it asks."""
+    SGLang neither resizes nor expands again, with our positions. One entry holds all images, one all videos, as it
+    asks."""
     if prompt.processor_inputs:
         raise OptionError(f"{prompt.model}: the generic family has no SGLang form with its own pixels")
     inputs: dict[str, Any] = {"input_ids": list(prompt.token_ids)}
-    made = _visual_inputs([prompt]) if prompt.media else {}
-    if "pixel_values" in made:
-        names = ("pixel_values", "image_grid_thw")
-        inputs["image_data"] = [{"format": "processor_output", **{name: made[name] for name in names}}]
-    if "pixel_values_videos" in made:
-        parts = ("pixel_values_videos", "video_grid_thw", "second_per_grid_ts")
-        inputs["video_data"] = [{"format": "processor_output", **{name: made[name] for name in parts if name in made}}]
+    if not prompt.media:
+        return inputs
+    import torch
+
+    made = _visual_inputs([prompt])
+    common: dict[str, Any] = {"format": "processor_output"}
+    if len(prompt.position_ids) == 3:
+        common["mrope_positions"] = torch.from_numpy(prompt.position_ids)
+        common["mrope_position_delta"] = torch.tensor([[prompt.rope_delta]])
+    for key, names in (
+        ("image_data", ("pixel_values", "image_grid_thw")),
+        ("video_data", ("pixel_values_videos", "video_grid_thw", "second_per_grid_ts")),
+    ):
+        if names[0] in made:
+            inputs[key] = [common | {name: made[name] for name in names if name in made}]
     return inputs
 
 
@@ -192,7 +201,10 @@ def _identity_resize(
     """Bounds within which every item's area lies: sizes are multiples of the cell, so no rule changes them."""
     areas = [m.size[0] * m.size[1] for m in images]
     areas += [m.size[0] * m.size[1] * (_padded_frames(prompt, m) if _bounds_volume(prompt) else 1) for m in videos]
-    options: dict[str, Any] = {"min_pixels": min(areas), "max_pixels": max(areas)}
+    low, high = min(areas), max(areas)
+    # The first two for older releases, `size` for those where transformers no longer takes them.
+    options: dict[str, Any] = {"min_pixels": low, "max_pixels": high}
+    options["size"] = {"shortest_edge": low, "longest_edge": high}
     if videos:
         rates = [m.fps or DEFAULT_FPS for m in videos]
         options["fps"] = rates[0] if len(set(rates)) == 1 else rates

@@ -18,7 +18,11 @@ __all__ = ["Qwen3VLFamily"]
 
 class Qwen3VLFamily(QwenVLFamily):
     """Cells of 32 pixels; a video is written frame by frame, each between vision markers behind its time as text, and
-    its pixels are bounded over all frames together."""
+    its pixels are bounded over all frames together.
+
+    The frames stand inside the markers that the template wrote around the placeholder, as in transformers since 5.10
+    and in vLLM when it runs with that; earlier ones let the frames take the place of those markers, too.
+    """
 
     name: ClassVar[str] = "qwen3_vl"
     default_box_format: BoxFormat = "qwen3_vl"

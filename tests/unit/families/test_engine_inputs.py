@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
+from tests.reference import hf
 from tests.reference.cases import TEXT_CASES, VISION_CASES, film, picture, user
 from tests.reference.tiny_models import VL_FAMILIES
-from visavis.chat.types import Conversation
+from visavis.chat.types import Conversation, PixelLimits
 from visavis.engine_inputs import for_hf_batch, seconds_per_grid
 from visavis.errors import OptionError
 from visavis.families.resize import PixelBounds, smart_resize, smart_resize_video
@@ -98,6 +100,7 @@ def test_vllm_gets_canonical_ids_and_pixels_its_resize_leaves_alone(name: str, f
             assert smart_resize_video(frames, *item.size, cell=cell, temporal=2, bounds=bounds) == item.size
         else:
             assert smart_resize(*item.size, cell=cell, bounds=bounds) == item.size
+    assert options["size"] == {"shortest_edge": bounds.min_pixels, "longest_edge": bounds.max_pixels}
     rates = [m.fps for m in videos]
     assert options["fps"] == rates
     assert given["multi_modal_uuids"] == {
@@ -115,3 +118,27 @@ def test_a_small_and_a_large_image_both_pass_vllms_bounds(family: Any) -> None:
     prompt = family("qwen2_vl").prepare(Conversation((user(picture(30, 30), picture(700, 900), "?"),)))
     options = prompt.for_vllm()["mm_processor_kwargs"]
     assert (options["min_pixels"], options["max_pixels"]) == (56 * 56, 700 * 896)
+
+
+@hf.needs_torchvision
+@pytest.mark.parametrize("name", VL_FAMILIES)
+def test_the_processor_vllm_runs_makes_our_prompt_of_it(name: str, tiny: Any, family: Any) -> None:
+    """vLLM hands text, media and options to transformers' processor: the sizes come out unchanged."""
+    import torch
+
+    image = replace(picture(400, 500, 1), limits=PixelLimits(max_pixels=50_000))
+    video = replace(film(6, 200, 300, seed=1), limits=PixelLimits(min_pixels=1000, max_pixels=3500))
+    prompt = family(name).prepare(Conversation((user(image, "x", video, "y", picture(30, 30, 2)),)))
+    assert prompt.num_image_tokens < 400
+    given = prompt.for_vllm()
+    options = given["mm_processor_kwargs"]
+    frames, metadata = given["multi_modal_data"]["video"][0]
+    made = hf.processor(tiny(name))(
+        text=[prompt.text],
+        images=given["multi_modal_data"]["image"],
+        videos=[torch.from_numpy(frames).permute(0, 3, 1, 2)],
+        video_metadata=[{k: v for k, v in metadata.items() if k != "do_sample_frames"}],
+        do_sample_frames=False,
+        size=options["size"],
+    )
+    assert made["input_ids"][0] == list(prompt.token_ids)
