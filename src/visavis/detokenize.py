@@ -141,13 +141,16 @@ class TextStream:
         self._vocabulary = vocabulary
         self._dropped = dropped
         self._stop = tuple(stop)
-        self._longest = max(map(len, self._stop), default=0)
+        self._prefixes = {text[:length] for text in self._stop for length in range(1, len(text))}
+        self._prefix_ends = {prefix[-1] for prefix in self._prefixes}
+        self._longest_prefix = max(map(len, self._prefixes), default=0)
         self._min_tokens = min_tokens
         self._num_tokens = 0
         self._started = False  # some id has survived: leading-space rules no longer apply
         self._split: list[int] = []  # ids whose text ends inside a character
         self._split_shown = 0  # characters of their text already returned
         self._utf8 = codecs.getincrementaldecoder("utf-8")("replace")  # of a run of byte-fallback tokens
+        self._in_bytes = False
         self._held = ""  # text that may be the beginning of a stop string
         self.stop_hit: str | None = None
 
@@ -190,16 +193,24 @@ class TextStream:
         first, self._started = not self._started, True
         if isinstance(piece, bytes):
             # At the very start the decoder may strip a space, which then is this one byte.
-            alone = self._vocabulary.tokenizer.decode([token_id]) if first and piece == b" " else None
-            return alone if alone is not None else self._utf8.decode(piece)
-        before = self._utf8.decode(b"", final=True)  # a run of byte tokens ends at any other token
-        self._utf8.reset()
+            if first and piece == b" ":
+                return self._vocabulary.tokenizer.decode([token_id])
+            self._in_bytes = True
+            return self._utf8.decode(piece)
+        before = self._end_bytes() if self._in_bytes else ""  # a run of byte tokens ends at any other token
         if piece is not None and not self._split:
             return before + (self._vocabulary.tokenizer.decode([token_id]) if first else piece)
         if not piece and piece is not None:
             return before
         self._split.append(token_id)
         return before + self._certain(self._vocabulary.inner(self._split))
+
+    def _end_bytes(self) -> str:
+        """U+FFFD for what is incomplete in the run of byte tokens."""
+        rest = self._utf8.decode(b"", final=True)
+        self._utf8.reset()
+        self._in_bytes = False
+        return rest
 
     def _certain(self, text: str) -> str:
         """What is new and certain in `text`, the text of the split ids.
@@ -219,7 +230,7 @@ class TextStream:
         return new
 
     def _flush(self) -> str:
-        text = self._utf8.decode(b"", final=True)
+        text = self._end_bytes()
         if self._split:
             text += self._vocabulary.inner(self._split)[self._split_shown :]
             self._split.clear()
@@ -269,9 +280,10 @@ class TextStream:
 
     def _possible_prefix(self, text: str) -> int:
         """Length of the longest end of `text` that begins a stop string."""
-        for length in range(min(len(text), self._longest - 1), 0, -1):
-            end = text[-length:]
-            if any(len(stop) > length and stop.startswith(end) for stop in self._stop):
+        if text[-1] not in self._prefix_ends:
+            return 0
+        for length in range(min(len(text), self._longest_prefix), 0, -1):
+            if text[-length:] in self._prefixes:
                 return length
         return 0
 

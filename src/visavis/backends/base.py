@@ -19,6 +19,7 @@ from visavis.prompt import Prompt
 from visavis.sampling import ResolvedSampling, SamplingParams
 
 if TYPE_CHECKING:
+    from visavis.detokenize import Vocabulary
     from visavis.families import Family
 
 __all__ = ["Capabilities", "EngineRequest", "LoadInfo", "ModelInterface", "Progress", "TokenEvent"]
@@ -97,6 +98,7 @@ class ModelInterface(ABC):
         self.sampling_defaults: SamplingParams | None = None
         self.use_generation_config = False
         self.clock: Callable[[], float] = time.perf_counter  # what `TokenEvent.times` are measured with
+        self._vocabulary: Vocabulary | None = None
         self.serving = threading.Lock()  # held while a batch runs: one at a time
 
     # ---- what an engine provides -------------------------------------------------------------------------------
@@ -260,6 +262,15 @@ class ModelInterface(ABC):
         if self.family is None:
             raise OptionError(f"{self.name}: call load() first")
         return self.family
+
+    def vocabulary(self) -> Vocabulary:
+        """The text of single tokens, remembered for as long as the tokenizer is the same."""
+        tokenizer = self._family().tokenizer
+        if self._vocabulary is None or self._vocabulary.tokenizer is not tokenizer:
+            from visavis.detokenize import Vocabulary
+
+            self._vocabulary = Vocabulary(tokenizer)
+        return self._vocabulary
 
     def _info(self) -> LoadInfo:
         if self.info is None:

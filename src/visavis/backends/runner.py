@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 from visavis.backends.answer import Answer
 from visavis.backends.base import Capabilities, EngineRequest, ModelInterface
 from visavis.completion import Completion, Delta
-from visavis.detokenize import Vocabulary
 from visavis.errors import BackendError, ContextLengthError, InputError, OptionError, VisavisError, shorten
 from visavis.sampling import ResolvedSampling, SamplingParams
 
@@ -64,7 +63,7 @@ def _serve_alone(
     requests: list[EngineRequest] = []
     answers: list[Answer] = []
     groups: list[list[Answer]] = []  # per prompt: the n answers
-    vocabulary = Vocabulary(model._family().tokenizer)
+    vocabulary = model.vocabulary()
     for prompt, sampling in zip(prompts, resolved, strict=True):
         group = []
         for k in range(sampling.n):
@@ -146,7 +145,7 @@ def check_request(engine: str, can: Capabilities, prompt: Prompt, sampling: Reso
         if asked:
             origin = sampling.origins.get(f.name, "neutral")
             raise OptionError(
-                f"{engine} cannot honour {f.name} {shorten(value)} ({origin}); leave it out or use another"
+                f"{engine} cannot honour {f.name} {shorten(value)} ({origin}); leave it out or use another backend"
             )
     for item in prompt.media:
         if not (can.images if item.kind == "image" else can.videos):
