@@ -114,7 +114,11 @@ def _images(given: list[str] | None) -> tuple[tuple[int, int], ...] | None:
 
 
 def _engines(given: str | None) -> tuple[str, ...]:
-    names = [name.strip() for name in (given or "").split(",") if name.strip()]
+    if given is None:
+        return ()
+    names = [name.strip() for name in given.split(",") if name.strip()]
+    if not names:
+        raise OptionError(f"--backends {shorten(given)} names no engine; write e.g. --backends native,vllm")
     return tuple(dict.fromkeys(names))
 
 

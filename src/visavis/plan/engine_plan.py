@@ -1,0 +1,149 @@
+"""One engine's part of a plan: its case, what fits, the picture of its memory, its settings and command."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+from visavis.plan.devices import Device
+from visavis.plan.engines import EngineFacts, launch_command, refusal
+from visavis.plan.fit import Case, Fit, fit, overhead_why, requests_held
+from visavis.plan.memory import KvGeometry, kv_geometry
+from visavis.plan.proposals import propose
+from visavis.plan.quantization import Quantization
+from visavis.plan.shape import ModelShape
+from visavis.plan.types import EnginePlan, MemoryPart
+from visavis.plan.units import format_bytes
+from visavis.plan.weights import weight_bytes, weight_formats
+from visavis.plan.workload import Workload
+
+__all__ = ["BLOCK_SIZE", "Asked", "plan_engine", "weight_parts"]
+
+BLOCK_SIZE = 16  # tokens, of vLLM and of the native engine
+
+
+@dataclass(frozen=True, slots=True)
+class Asked:
+    shape: ModelShape
+    device: Device
+    work: Workload
+    ranks: int
+    dtype: str
+    kv_dtype: str
+    quantization: Quantization | None
+    load_time: Quantization | None
+    model: str
+    path: str
+
+    def case(self, facts: EngineFacts) -> Case:
+        weights = weight_bytes(self.shape, dtype=self.dtype, quantization=self.quantization, ranks=1)
+        kv = kv_geometry(self.shape.text, dtype=self.kv_dtype, ranks=1, block_size=BLOCK_SIZE)
+        ranks = self.ranks
+        if facts.sized_by == "batch" and ranks > 1:
+            # Whole layers on each card: weights and cache are divided, a step's activations are not.
+            share = KvGeometry(math.ceil(kv.bytes_per_token / ranks), BLOCK_SIZE)
+            return Case(self.shape, self.work, self.device, 1, self.dtype, sum(weights.values()) / ranks, share, ranks)
+        weights = weight_bytes(self.shape, dtype=self.dtype, quantization=self.quantization, ranks=ranks)
+        kv = kv_geometry(self.shape.text, dtype=self.kv_dtype, ranks=ranks, block_size=BLOCK_SIZE)
+        return Case(self.shape, self.work, self.device, ranks, self.dtype, sum(weights.values()), kv)
+
+
+def plan_engine(asked: Asked, facts: EngineFacts, *, dtype_asked: str, kv_asked: str) -> EnginePlan:
+    refused = refusal(
+        facts,
+        asked.shape,
+        asked.quantization,
+        load_time=asked.load_time is not None,
+        device=asked.device.kind,
+        ranks=asked.ranks,
+        kv_dtype=asked.kv_dtype if kv_asked != "auto" else None,
+    )
+    if refused:
+        return EnginePlan(facts.name, False, refused)
+    case = asked.case(facts)
+    found = fit(case, facts)
+    held = requests_held(case, found.kv_bytes)
+    needed = case.kv.blocks_for(case.work.tokens) * case.kv.bytes_per_block
+    blocks = case.kv.blocks(found.kv_bytes)
+    plan = EnginePlan(
+        engine=facts.name,
+        fits=held >= 1,
+        verdict=_verdict(case, found, held, needed),
+        parts=_parts(asked, case, facts, found),
+        activations=found.activations,
+        kv_blocks=blocks,
+        kv_tokens=blocks * case.kv.block_size,
+        requests_at_once=held,
+        shortage_bytes=max(0.0, needed - found.kv_bytes) if held < 1 else 0.0,
+    )
+    if held < 1:
+        return plan
+    proposals = propose(
+        case,
+        facts,
+        found,
+        quantization=asked.quantization,
+        dtype=asked.dtype if _must_say(facts, asked, dtype_asked) else None,
+        kv_dtype=asked.kv_dtype if kv_asked != "auto" else None,
+    )
+    load_time = asked.load_time.name if asked.load_time else None
+    image = "screen.png" if asked.work.images else ""
+    launch = launch_command(facts, asked.model, asked.path, proposals, quantization=load_time, image=image)
+    return replace(plan, proposals=proposals, launch=launch)
+
+
+def _must_say(facts: EngineFacts, asked: Asked, dtype_asked: str) -> bool:
+    """Whether the engine would take another dtype by itself: vLLM and SGLang take the checkpoint's, and make float16 of
+    float32; visavis's own commands take what `auto` means here."""
+    if facts.name in ("native", "hf"):
+        return dtype_asked != "auto"
+    return asked.dtype != asked.shape.dtype or asked.dtype == "float32"
+
+
+def _verdict(case: Case, found: Fit, held: int, needed: float) -> str:
+    if held < 1:
+        missing = format_bytes(needed - found.kv_bytes)
+        return f"does not fit: {missing} are missing for one request of {case.work.tokens} tokens"
+    wanted = case.work.concurrency
+    if wanted is not None and found.seqs < wanted:
+        return f"fits {found.seqs} of {wanted} requests at once; the others wait"
+    return f"fits {found.seqs} request{'s' if found.seqs != 1 else ''} of {case.work.tokens} tokens at once"
+
+
+def _parts(asked: Asked, case: Case, facts: EngineFacts, found: Fit) -> tuple[MemoryPart, ...]:
+    peak = max(found.activations, key=lambda part: part.bytes)
+    activations = f"the largest of {', '.join(part.name for part in found.activations)}: {peak.name}"
+    if found.waiting_bytes:
+        activations += f"; with {format_bytes(found.waiting_bytes)} that wait through it"
+    blocks = case.kv.blocks(found.kv_bytes)
+    kv_why = f"{blocks} blocks of {BLOCK_SIZE} tokens × {format_bytes(case.kv.bytes_per_token)}"
+    parts = [
+        MemoryPart("other programs", asked.device.used_bytes, "in use now", "overhead"),
+        MemoryPart("overhead", found.outside_bytes, overhead_why(case, facts), "overhead"),
+        MemoryPart(
+            "engine's own", found.inside_bytes, "buffers outside the allocator, NCCL with several ranks", "overhead"
+        ),
+        *weight_parts(asked, total=case.weight_bytes),
+        MemoryPart("activations", found.activation_bytes, activations, "activations"),
+        MemoryPart("KV cache", max(0.0, found.kv_bytes), kv_why, "kv"),
+    ]
+    free = asked.device.total_bytes - sum(part.bytes for part in parts)
+    parts.append(MemoryPart("free", free, "not planned for", "free"))
+    return tuple(part for part in parts if part.bytes > 0)
+
+
+def weight_parts(asked: Asked, total: float | None = None) -> tuple[MemoryPart, ...]:
+    """Weights by part on one rank; scaled to `total` where whole layers are spread over the cards."""
+    found = weight_bytes(asked.shape, dtype=asked.dtype, quantization=asked.quantization, ranks=asked.ranks)
+    scale = total / sum(found.values()) if total is not None else 1.0
+    formats = weight_formats(asked.shape, dtype=asked.dtype, quantization=asked.quantization)
+    split = f", 1/{asked.ranks} of it" if asked.ranks > 1 else ""
+    return tuple(
+        MemoryPart(
+            part,
+            amount * scale,
+            "tied: the embedding's weights" if amount == 0 else f"{formats[part]}{split if part != 'norms' else ''}",
+            "weights",
+        )
+        for part, amount in found.items()
+    )

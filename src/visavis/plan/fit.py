@@ -1,0 +1,260 @@
+"""What fits one engine on one device: budget, activations, KV cache, and how many requests that holds."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from visavis.plan.devices import Device
+from visavis.plan.engines import CONTEXT_BYTES, NCCL_BYTES, EngineFacts, slack_bytes
+from visavis.plan.memory import (
+    SORT_BYTES,
+    KvGeometry,
+    logits_bytes,
+    text_activation_bytes,
+    vision_activation_bytes,
+    vision_output_bytes,
+)
+from visavis.plan.shape import ModelShape
+from visavis.plan.types import MemoryPart
+from visavis.plan.units import GIB, MIB, format_bytes
+from visavis.plan.workload import Workload
+
+__all__ = [
+    "BATCHED_TOKENS",
+    "MAX_SHARE",
+    "Case",
+    "Fit",
+    "fit",
+    "overhead_why",
+    "requests_held",
+    "round_kv",
+    "vllm_kv_bytes",
+]
+
+BATCHED_TOKENS = (512, 1024, 2048, 4096, 8192, 16384)
+"""Steps of max_num_batched_tokens. From about 2048 on the matrix units are busy; more only shortens long prompts."""
+PREFERRED_TOKENS = 2048
+ACTIVATION_SHARE = 0.15
+"""Of what is left beside the weights, the most that a bigger step may take."""
+MAX_SHARE = 0.95
+CPU_PROCESS_BYTES = round(0.6 * GIB)
+"""Python, torch and its libraries in one process."""
+CPU_SHARE = 0.9
+DEFAULT_CPU_SEQS = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One question: this model in this format on this device for this work."""
+
+    shape: ModelShape
+    work: Workload
+    device: Device
+    ranks: int
+    dtype: str
+    weight_bytes: float  # of one rank
+    kv: KvGeometry
+    spread: int = 1  # cards that whole layers are laid over, one card working after another
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """`share` is the proposed gpu_memory_utilization or mem_fraction_static where the engine has one."""
+
+    batched_tokens: int
+    seqs: int
+    encoder_images: int  # encoded at once
+    activations: tuple[MemoryPart, ...]
+    waiting_bytes: float  # encoder output that stays through the step
+    outside_bytes: float  # what the engine does not count: context, graphs, slack
+    inside_bytes: float  # its own buffers, which it does count
+    share: float | None
+    kv_bytes: float  # may be negative: missing
+
+    @property
+    def activation_bytes(self) -> float:
+        return max(part.bytes for part in self.activations) + self.waiting_bytes
+
+
+def vllm_kv_bytes(total: float, share: float, *, weights: float, other: float, activations: float) -> float:
+    """vLLM's own sum: total · gpu_memory_utilization − weights − what is outside torch − activation peak (bytes)."""
+    return total * share - weights - other - activations
+
+
+def fit(case: Case, facts: EngineFacts) -> Fit:
+    """The best settings for the case, whether or not they hold a request (then `kv_bytes` is too small)."""
+    if facts.sized_by == "batch":
+        return _most(_wanted(case, facts), lambda batch: _batch(case, facts, batch), case)
+    tokens = _batched_tokens(case, facts)
+    # Each running request needs its one token in every step, and memory to be sampled: more requests leave less cache.
+    return _most(min(_wanted(case, facts), tokens), lambda seqs: _paged(case, facts, tokens, seqs), case)
+
+
+def _wanted(case: Case, facts: EngineFacts) -> int:
+    return case.work.concurrency or (facts.default_seqs if case.device.kind != "cpu" else DEFAULT_CPU_SEQS)
+
+
+def _most(wanted: int, try_: Callable[[int], Fit], case: Case) -> Fit:
+    """`try_` with the most requests, up to `wanted`, whose KV cache holds them all; with one where none does."""
+    low, high = 1, wanted
+    while low < high:
+        middle = (low + high + 1) // 2
+        if requests_held(case, try_(middle).kv_bytes) >= middle:
+            low = middle
+        else:
+            high = middle - 1
+    return try_(low)
+
+
+def requests_held(case: Case, kv_bytes: float) -> int:
+    """Whole requests of the workload that `kv_bytes` hold."""
+    return case.kv.blocks(kv_bytes) // case.kv.blocks_for(case.work.tokens)
+
+
+def _batched_tokens(case: Case, facts: EngineFacts) -> int:
+    """The smallest step that takes a whole prompt, from 2048 on, while its activations stay a small part of what the
+    weights leave."""
+    room = _usable(case, facts) - case.weight_bytes
+    wanted = max(PREFERRED_TOKENS, case.work.prompt_tokens)
+    best = BATCHED_TOKENS[0]
+    for tokens in BATCHED_TOKENS:
+        cost = text_activation_bytes(
+            case.shape.text, tokens, dtype=case.dtype, ranks=case.ranks, fused_experts=facts.fused_experts
+        )
+        if cost > ACTIVATION_SHARE * room and tokens > BATCHED_TOKENS[0]:
+            break
+        best = tokens
+        if tokens >= wanted:
+            break
+    return best
+
+
+def _paged(case: Case, facts: EngineFacts, tokens: int, seqs: int) -> Fit:
+    images, peaks, waiting = _activations(case, facts, tokens, seqs, seqs)
+    peak = max(part.bytes for part in peaks) + waiting
+    outside, inside = _outside(case, facts), _inside(case, facts)
+    usable = _usable(case, facts)
+    share: float | None = None
+    total = case.device.total_bytes
+    if case.device.kind == "cpu":
+        kv = usable - case.weight_bytes - peak
+        needed = seqs * case.kv.blocks_for(case.work.tokens) * case.kv.bytes_per_block
+        kv = min(kv, needed)  # memory of a machine is not there to be filled
+    elif facts.sized_by == "share":
+        share = _floor(min(MAX_SHARE, usable / total))
+        kv = vllm_kv_bytes(total, share, weights=case.weight_bytes, other=inside, activations=peak)
+    elif facts.sized_by == "static share":
+        share = _floor(min(MAX_SHARE, (usable - inside - peak) / total))
+        kv = total * share - case.weight_bytes
+    else:
+        kv = usable - inside - case.weight_bytes - peak
+        needed = seqs * case.kv.blocks_for(case.work.tokens) * case.kv.bytes_per_block
+        # native makes no more than all running requests can use; one more block each for what is being written
+        kv = min(kv, needed + seqs * case.kv.bytes_per_block)
+    return Fit(tokens, seqs, images, peaks, waiting, outside, inside, share, kv)
+
+
+def _batch(case: Case, facts: EngineFacts, batch: int) -> Fit:
+    """transformers: a padded batch prefilled in one go; the cache grows with every token."""
+    images, peaks, waiting = _activations(case, facts, batch * case.work.prompt_tokens, batch, batch)
+    peak = max(part.bytes for part in peaks) + waiting
+    # A growing cache is copied layer by layer: old and new of one layer are there together.
+    growing = 1 + 1 / case.shape.text.layers
+    room = (_usable(case, facts) - case.weight_bytes - peak) / growing
+    needed = batch * case.kv.blocks_for(case.work.tokens) * case.kv.bytes_per_block
+    kv = min(room, needed)
+    return Fit(
+        batched_tokens=batch * case.work.prompt_tokens,
+        seqs=batch,
+        encoder_images=images,
+        activations=peaks,
+        waiting_bytes=waiting + max(0.0, kv) * (growing - 1),
+        outside_bytes=_outside(case, facts),
+        inside_bytes=0.0,
+        share=None,
+        kv_bytes=kv,
+    )
+
+
+class _Activations(NamedTuple):
+    images: int  # encoded at once
+    peaks: tuple[MemoryPart, ...]
+    waiting: float
+
+
+def _activations(case: Case, facts: EngineFacts, tokens: int, rows: int, requests: int) -> _Activations:
+    """The peaks of a step that computes `tokens` tokens and samples `rows` of them."""
+    text = case.shape.text
+    step = text_activation_bytes(text, tokens, dtype=case.dtype, ranks=case.ranks, fused_experts=facts.fused_experts)
+    fed = "max(3·intermediate" if text.moe is None else "max(what its experts hold"
+    peaks = [
+        MemoryPart(
+            "text step",
+            step,
+            f"{tokens} tokens a step × (4·hidden + {fed}, attention) + 2·head_dim) × {case.dtype}",
+            "activations",
+        ),
+        MemoryPart(
+            "sampling",
+            logits_bytes(text, rows),
+            f"{rows} rows × {text.vocab} logits × {SORT_BYTES} B (float32 copy, sort and probabilities)",
+            "activations",
+        ),
+    ]
+    vision, largest = case.shape.vision, case.work.largest_image
+    if vision is None or largest is None:
+        return _Activations(0, tuple(peaks), 0.0)
+    if facts.sized_by == "batch":
+        images = len(case.work.images) * requests
+        patches = sum(image.patches for image in case.work.images) * requests
+    else:
+        budget = max(tokens, largest.tokens)
+        images = max(1, min(budget // largest.tokens, len(case.work.images) * requests))
+        patches = images * largest.patches
+    count = f"{images} image{'s' if images > 1 else ''} at once = {patches} patches"
+    block = f"max(17·{vision.hidden}, 3·{vision.hidden} + {2 if vision.positions else 3}·{vision.intermediate})"
+    why = f"{count} × (pixels + {block} + rotary) × {case.dtype}"
+    encoder = vision_activation_bytes(vision, patches, dtype=case.dtype)
+    peaks.append(MemoryPart("vision encoder", encoder, why, "activations"))
+    waiting = vision_output_bytes(vision, patches // vision.merge_size**2, dtype=case.dtype)
+    return _Activations(images, tuple(peaks), waiting)
+
+
+def _outside(case: Case, facts: EngineFacts) -> float:
+    if case.device.kind == "cpu":
+        return CPU_PROCESS_BYTES + (1 - CPU_SHARE) * case.device.free_bytes
+    return CONTEXT_BYTES + facts.graph_bytes + slack_bytes(case.device.total_bytes)
+
+
+def _inside(case: Case, facts: EngineFacts) -> float:
+    if case.device.kind == "cpu":
+        return 0.0
+    return facts.inner_bytes + (NCCL_BYTES if case.ranks > 1 and facts.sized_by != "batch" else 0)
+
+
+def _usable(case: Case, facts: EngineFacts) -> float:
+    """What is left for the engine's own accounting."""
+    return case.device.free_bytes - _outside(case, facts)
+
+
+def _floor(share: float) -> float:
+    """Two decimals, never up."""
+    return max(0.0, math.floor(share * 100) / 100)
+
+
+def overhead_why(case: Case, facts: EngineFacts) -> str:
+    """What the outside bytes are made of."""
+    if case.device.kind == "cpu":
+        return f"process {format_bytes(CPU_PROCESS_BYTES)}, and {1 - CPU_SHARE:.0%} of the free memory left alone"
+    graphs = f", {facts.graph_why} {format_bytes(facts.graph_bytes)}" if facts.graph_bytes else ""
+    slack = format_bytes(slack_bytes(case.device.total_bytes))
+    return f"context and libraries {format_bytes(CONTEXT_BYTES)}{graphs}, {slack} slack"
+
+
+def round_kv(amount: float) -> int:
+    """Down to whole 64 MiB where there is that much, for a setting that people can read."""
+    step = 64 * MIB
+    return int(amount // step * step) if amount >= step else int(amount)

@@ -1,0 +1,156 @@
+"""A plan for people: tables and bars with rich."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from visavis.plan.picture import COLOURS, bar, letter_of
+from visavis.plan.types import EnginePlan, MemoryPart, Plan, Proposal
+from visavis.plan.units import format_bytes, format_count
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+__all__ = ["show"]
+
+MAX_BAR = 100
+
+
+def show(plan: Plan, console: Console) -> None:
+    """Prints the whole plan."""
+    _heading(plan, console)
+    console.print(_weights(plan))
+    per_block = f"{format_bytes(plan.kv_bytes_per_block)} a block of {plan.block_size}"
+    _line(console, "KV cache", f"{format_bytes(plan.kv_bytes_per_token)} a token, {per_block} ({plan.kv_dtype})")
+    pictured = [engine for engine in plan.engines if engine.parts]
+    if pictured:
+        console.print()
+        _pictures(plan, pictured, console)
+        console.print(_budgets(pictured))
+    for engine in plan.engines:
+        console.print()
+        _engine(engine, console)
+    for advice in plan.advice:
+        console.print()
+        _paragraph(console, advice.topic, advice.text)
+
+
+def _heading(plan: Plan, console: Console) -> None:
+    active = f", {format_count(plan.active_parameters)} active" if plan.active_parameters < plan.parameters else ""
+    formats = f"{plan.dtype}, weights {plan.quantization}" if plan.quantization else plan.dtype
+    _line(console, plan.model, f"{plan.model_type}, {format_count(plan.parameters)} parameters{active}, {formats}")
+    device = plan.device
+    count = f"{plan.tensor_parallel_size} × " if plan.tensor_parallel_size > 1 else ""
+    used = f", {format_bytes(device.used_bytes)} in use" if device.used_bytes else ""
+    _line(
+        console, "on", f"{count}{device.name}: {format_bytes(device.total_bytes)} for programs{used} ({device.source})"
+    )
+    work = plan.work
+    sizes = ", ".join(
+        f"{i.original[1]}×{i.original[0]} → {i.resized[1]}×{i.resized[0]} = {i.tokens} tokens" for i in work.images
+    )
+    images = f" + images {sizes}" if sizes else ""
+    at_once = f", {work.concurrency} at once" if work.concurrency else ""
+    _line(console, "for", f"{work.text_tokens} text tokens{images} + {work.max_tokens} of answer{at_once}")
+    if work.notes:
+        _line(console, "assumed", "; ".join(work.notes))
+
+
+def _line(console: Console, label: str, text: str) -> None:
+    from rich.text import Text
+
+    console.print(Text.assemble((label, "bold"), "  ", text), soft_wrap=False)
+
+
+def _paragraph(console: Console, topic: str, text: str) -> None:
+    from rich.text import Text
+
+    console.print(Text.assemble((topic, "bold"), ": ", text), soft_wrap=False)
+
+
+def _weights(plan: Plan) -> Table:
+    table = _table("weights" if plan.tensor_parallel_size == 1 else "weights of one card")
+    table.add_column("GiB", justify="right", no_wrap=True)
+    table.add_column("stored as", overflow="fold")
+    for part in plan.weights:
+        table.add_row(f"{letter_of(part)} {part.name}", f"{part.bytes / 1024**3:.3f}", part.why)
+    table.add_row("sum", f"{plan.weight_bytes / 1024**3:.3f}", "")
+    return table
+
+
+def _pictures(plan: Plan, engines: list[EnginePlan], console: Console) -> None:
+    width = max(20, min(MAX_BAR, console.width - 10))
+    for engine in engines:
+        console.print(_bar(engine, plan.device.total_bytes, width), soft_wrap=True)
+
+
+def _bar(engine: EnginePlan, total: float, width: int) -> Text:
+    from rich.text import Text
+
+    colours = {letter_of(part): COLOURS[part.kind] for part in engine.parts}
+    line = Text(f"{engine.engine:<7} ")
+    for letter in bar(engine.parts, total, width):
+        line.append(letter, style=colours.get(letter, "bold"))
+    return line
+
+
+def _budgets(engines: list[EnginePlan]) -> Table:
+    table = _table("GiB of one device")
+    for engine in engines:
+        table.add_column(engine.engine, justify="right", no_wrap=True)
+    for label, names in _rows(engines):
+        found = [sum(p.bytes for p in engine.parts if p.name in names) for engine in engines]
+        table.add_row(label, *(f"{amount / 1024**3:.2f}" if amount else "" for amount in found))
+    return table
+
+
+def _rows(engines: list[EnginePlan]) -> list[tuple[str, set[str]]]:
+    """Row labels and the parts they add up: weights together, the rest one by one."""
+    weights = [part for part in _all_parts(engines) if part.kind == "weights"]
+    letters = "".join(dict.fromkeys(letter_of(part) for part in weights))
+    rows = [(f"{letters} weights", {part.name for part in weights})]
+    for part in _all_parts(engines):
+        if part.kind != "weights":
+            rows.append((f"{letter_of(part)} {part.name}", {part.name}))
+    return rows
+
+
+def _all_parts(engines: list[EnginePlan]) -> list[MemoryPart]:
+    seen: dict[str, MemoryPart] = {}
+    for engine in engines:
+        for part in engine.parts:
+            seen.setdefault(part.name, part)
+    return list(seen.values())
+
+
+def _engine(engine: EnginePlan, console: Console) -> None:
+    _line(console, engine.engine, engine.verdict)
+    if not engine.proposals:
+        return
+    table = _table("setting")
+    table.add_column("value", no_wrap=True)
+    table.add_column("why", overflow="fold", ratio=1)
+    for proposal in engine.proposals:
+        name = proposal.flag.rstrip("=") if proposal.flag != "--engine-option" else proposal.name
+        table.add_row(name or proposal.name, _value(proposal), proposal.why)
+    console.print(table)
+    console.print(f"  {engine.launch}", soft_wrap=True, highlight=False, markup=False)
+
+
+def _value(proposal: Proposal) -> str:
+    if isinstance(proposal.value, dict):
+        return ", ".join(f"{name} {number}" for name, number in proposal.value.items())
+    if isinstance(proposal.value, bool):
+        return "on" if proposal.value else "off"
+    return str(proposal.value) if proposal.name == "max_pixels" else proposal.argument
+
+
+def _table(first: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    table.add_column(first, no_wrap=True)
+    return table
