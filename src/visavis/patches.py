@@ -17,8 +17,9 @@ from visavis.prompt import PatchRule, PreparedMedia
 __all__ = ["patchify", "patchify_all"]
 
 
-def patchify(pixels: npt.NDArray[np.uint8], rule: PatchRule) -> torch.Tensor:
-    """(H, W, 3) or (T, H, W, 3) uint8 → (n_patches, 3 · temporal · patch · patch) float32.
+def patchify(pixels: npt.NDArray[np.uint8], rule: PatchRule, *, device: torch.device | str = "cpu") -> torch.Tensor:
+    """(H, W, 3) or (T, H, W, 3) uint8 → (n_patches, 3 · temporal · patch · patch) float32 on `device`, where the bytes
+    are sent before they become floats.
 
     H and W are multiples of `rule.cell`. Patches come frame group by frame group, row by row of cells, the
     `merge_size`² patches of a cell together; inside a patch the order is channel, frame, row, column. A still image
@@ -28,7 +29,7 @@ def patchify(pixels: npt.NDArray[np.uint8], rule: PatchRule) -> torch.Tensor:
     patch, merge, temporal = rule.patch_size, rule.merge_size, rule.temporal_patch_size
     still = pixels.ndim == 3
     array = np.require(pixels[None] if still else pixels, requirements=["C", "W"])  # torch warns about read-only ones
-    frames = torch.from_numpy(array)
+    frames = torch.from_numpy(array).to(device)
     count, height, width, channels = frames.shape
     if not still and (missing := -count % temporal):
         frames = torch.cat([frames, frames[-1:].expand(missing, -1, -1, -1)])
@@ -41,24 +42,30 @@ def patchify(pixels: npt.NDArray[np.uint8], rule: PatchRule) -> torch.Tensor:
     floats = _normalise(values, rule)
     if distinct == temporal:
         return floats.view(len(floats), -1)
-    patches = torch.empty((len(floats), channels, temporal, patch * patch), dtype=torch.float32)
+    patches = floats.new_empty((len(floats), channels, temporal, patch * patch))
     patches[:] = floats
     return patches.view(len(patches), -1)
 
 
-def patchify_all(media: Sequence[PreparedMedia], rule: PatchRule) -> torch.Tensor:
+def patchify_all(
+    media: Sequence[PreparedMedia], rule: PatchRule, *, device: torch.device | str = "cpu"
+) -> torch.Tensor:
     """The patches of several items, one after the other."""
-    parts = [patchify(item.pixels, rule) for item in media]
+    parts = [patchify(item.pixels, rule, device=device) for item in media]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _normalise(values: torch.Tensor, rule: PatchRule) -> torch.Tensor:
     """(n, C, T, p²) uint8 → float32, scaled and normalised per channel."""
+    device = values.device
+
+    def per_channel(numbers: Sequence[float]) -> torch.Tensor:
+        return torch.tensor(numbers, dtype=torch.float32, device=device).view(1, -1, 1, 1)
+
     if rule.rescale == 1 / 255:
-        floats = values.to(torch.float32).div_(255)
+        # By a tensor: CUDA divides by a plain number as a product with its reciprocal, which rounds differently.
+        floats = values.to(torch.float32).div_(per_channel([255.0]))
     else:
-        table = torch.arange(256, dtype=torch.float64).mul_(rule.rescale).to(torch.float32)
+        table = torch.arange(256, dtype=torch.float64).mul_(rule.rescale).to(torch.float32).to(device)
         floats = table[values.to(torch.int32)]
-    mean = torch.tensor(rule.mean, dtype=torch.float32).view(1, -1, 1, 1)
-    std = torch.tensor(rule.std, dtype=torch.float32).view(1, -1, 1, 1)
-    return floats.sub_(mean).div_(std)
+    return floats.sub_(per_channel(rule.mean)).div_(per_channel(rule.std))

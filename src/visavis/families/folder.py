@@ -13,6 +13,15 @@ from visavis.errors import ModelError, shorten
 
 __all__ = ["ModelFolder"]
 
+_MODEL_TYPES = {
+    "Qwen2ForCausalLM": "qwen2",
+    "Qwen3ForCausalLM": "qwen3",
+    "LlamaForCausalLM": "llama",
+    "Qwen2VLForConditionalGeneration": "qwen2_vl",
+    "Qwen2_5_VLForConditionalGeneration": "qwen2_5_vl",
+    "Qwen3VLForConditionalGeneration": "qwen3_vl",
+}
+
 
 @dataclass(frozen=True, eq=False)
 class ModelFolder:
@@ -95,11 +104,14 @@ class ModelFolder:
 
     @property
     def model_type(self) -> str:
-        """`model_type` of config.json. Raises ModelError when it is not there."""
+        """`model_type` of config.json, else the one its architecture stands for. Raises ModelError."""
         value = self.config.get("model_type")
-        if not isinstance(value, str):
-            raise ModelError(f"{self.name}: config.json in {self.path} has no model_type")
-        return value
+        if isinstance(value, str):
+            return value
+        for architecture in self.architectures:
+            if architecture in _MODEL_TYPES:
+                return _MODEL_TYPES[architecture]
+        raise ModelError(f"{self.name}: config.json in {self.path} has no model_type and no known architecture")
 
     @property
     def architectures(self) -> tuple[str, ...]:

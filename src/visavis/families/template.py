@@ -67,10 +67,11 @@ class ChatTemplate:
     def render(self, conversation: Conversation, *, add_generation_prompt: bool = True) -> Rendered:
         """The conversation through the template.
 
-        Raises ModelError (no template), MessageError (the template refuses the messages or would drop a text) and
-        OptionError (template options it does not know).
+        Raises ModelError (no template), MessageError (the template refuses the messages or would drop a part of them)
+        and OptionError (tools or template options it does not know).
         """
         options = self._checked_options(conversation)
+        self._check_tools(conversation)
 
         def run(marks: Marks | None) -> str:
             messages = self._messages(conversation, marks)
@@ -199,6 +200,17 @@ class ChatTemplate:
                 listed = f"it knows {', '.join(free)}" if free else "it takes no options"
                 raise OptionError(f"the chat template of {self._folder.name} has no option {shorten(name)}: {listed}")
         return dict(conversation.template_options)
+
+    def _check_tools(self, conversation: Conversation) -> None:
+        """Tools and calls must be something the template shows."""
+        sources = self._folder.chat_templates.values()
+        if conversation.tools and not any("tools" in compile_template(s).variables for s in sources):
+            raise OptionError(f"the chat template of {self._folder.name} takes no tools; leave them out")
+        for number, message in enumerate(conversation.messages):
+            if message.tool_calls and not any("tool_calls" in source for source in sources):
+                raise MessageError(
+                    f"messages[{number}]: the chat template of {self._folder.name} shows no tool calls; send text"
+                )
 
     def _check_nothing_vanished(self, conversation: Conversation, text: str) -> None:
         """Texts that people wrote must be in the output (assistant turns may lose their thoughts, by design)."""

@@ -52,6 +52,11 @@ def test_flat_and_nested_configs_read_alike(tmp_path: Path) -> None:
         assert folder.rope == {"rope_type": "mrope", "rope_theta": 1e6, "mrope_section": [2, 3, 3]}
 
 
+def test_the_architecture_stands_in_for_a_missing_model_type(tmp_path: Path) -> None:
+    folder = write(tmp_path, config_json={"architectures": ["Qwen2VLForConditionalGeneration"]})
+    assert folder.model_type == "qwen2_vl"
+
+
 def test_yarn_reaches_further_than_max_position_embeddings(tmp_path: Path) -> None:
     rope = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32768}
     config = {"model_type": "qwen2", "max_position_embeddings": 32768, "rope_scaling": rope}

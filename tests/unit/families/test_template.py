@@ -277,6 +277,14 @@ def test_a_text_the_template_would_drop_is_refused(tmp_path: Path) -> None:
         render(tmp_path, template, Conversation((said("system", "be brief"), user("hello"))))
 
 
+def test_tools_a_template_would_ignore_are_refused(loaded: Any) -> None:
+    with pytest.raises(OptionError, match="takes no tools"):
+        encode(loaded["qwen2_vl"], Conversation((user("hello"),), tools=(TOOL,)))
+    call = {"type": "function", "function": {"name": "f", "arguments": {}}}
+    with pytest.raises(MessageError, match=r"messages\[1\]: .* shows no tool calls"):
+        encode(loaded["llama"], Conversation((user("q"), Message("assistant", (), tool_calls=(call,)))))
+
+
 def test_a_templates_own_refusal_is_told(tmp_path: Path) -> None:
     template = "{{ raise_exception('roles must alternate') }}"
     with pytest.raises(MessageError, match="refuses these messages: 'roles must alternate'"):
