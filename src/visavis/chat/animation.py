@@ -9,7 +9,7 @@ import numpy as np
 
 from visavis.chat.fetch import FetchPolicy
 from visavis.chat.frames import sample_frames
-from visavis.chat.image import decode_guarded, decode_pil, open_encoded
+from visavis.chat.image import decode_pil, guarded, open_encoded
 from visavis.chat.samples import WHITE, Background
 from visavis.chat.sources import Source
 from visavis.chat.types import Video, VideoDefaults, VideoSampling
@@ -38,37 +38,38 @@ def decode_animation(
     kind = source.kind
     data = source.read(policy.max_video_bytes)
 
-    def decode() -> Video:
-        image = open_encoded(data, kind, policy)
+    image: Any = open_encoded(data, kind, policy)
+    with guarded(kind.name):
         order = _animated(image)
-        if len(order) < 2:
-            raise MediaError(f"is a still image ({kind.name}), not a video; give it as an image part")
-        durations = []
-        for i in order:
+    if len(order) < 2:
+        raise MediaError(f"is a still image ({kind.name}), not a video; give it as an image part")
+    durations = []
+    for i in order:
+        with guarded(kind.name):
             image.seek(i)
             image.load()  # WebP tells a frame's duration only then
-            durations.append((image.info.get("duration") or _UNSAID_MS) / 1000)
-        ends = list(accumulate(durations))
-        times = [0.0, *ends[:-1]]
-        wanted, fps = sample_frames(times, len(times) / ends[-1], sampling, defaults)
-        check_video_pixels(len(wanted), image.height, image.width, policy)
-        again: Any = open_encoded(data, kind, policy)
-        frames = np.empty((len(wanted), image.height, image.width, 3), dtype=np.uint8)
-        for place, i in enumerate(wanted):
-            again.seek(order[i])
-            frames[place] = decode_pil(again, policy=policy, background=background)
-        return Video(
-            frames=frames,
-            timestamps=tuple(times[i] for i in wanted),
-            fps=fps,
-            source_fps=len(times) / ends[-1],
-            frame_indices=tuple(wanted),
-            total_frames=len(times),
-            duration=ends[-1],
-            source=source.name,
-        )
-
-    return decode_guarded(kind.name, decode)
+        durations.append((image.info.get("duration") or _UNSAID_MS) / 1000)
+    ends = list(accumulate(durations))
+    times = [0.0, *ends[:-1]]
+    rate = len(times) / ends[-1]
+    wanted, fps = sample_frames(times, rate, sampling, defaults)
+    check_video_pixels(len(wanted), image.height, image.width, policy)
+    image = open_encoded(data, kind, policy)
+    frames = np.empty((len(wanted), image.height, image.width, 3), dtype=np.uint8)
+    for place, i in enumerate(wanted):
+        with guarded(kind.name):
+            image.seek(order[i])
+        frames[place] = decode_pil(image, policy=policy, background=background)
+    return Video(
+        frames=frames,
+        timestamps=tuple(times[i] for i in wanted),
+        fps=fps,
+        source_fps=rate,
+        frame_indices=tuple(wanted),
+        total_frames=len(times),
+        duration=ends[-1],
+        source=source.name,
+    )
 
 
 def _animated(image: Any) -> range:

@@ -10,8 +10,9 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -31,12 +32,10 @@ __all__ = [
     "check_is_image",
     "decode_array",
     "decode_bytes",
-    "decode_guarded",
     "decode_pil",
+    "guarded",
     "open_encoded",
 ]
-
-T = TypeVar("T")
 
 ORIENTATION_TAG = 0x0112
 _ADVICE = {
@@ -60,9 +59,7 @@ def decode_bytes(
         raise MediaError(f"is {len(data):,} bytes, over the cap of {policy.max_bytes:,}")
     kind = sniff(data[:HEAD_BYTES])
     check_is_image(kind)
-    return decode_guarded(
-        kind.name, lambda: decode_pil(open_encoded(data, kind, policy), policy=policy, background=background)
-    )
+    return decode_pil(open_encoded(data, kind, policy), policy=policy, background=background)
 
 
 def decode_pil(
@@ -70,7 +67,7 @@ def decode_pil(
 ) -> npt.NDArray[np.uint8]:
     """A PIL image by the same rules, its EXIF orientation included → uint8 (height, width, 3), a copy."""
     _check_pixels(image.size, policy)
-    return decode_guarded(image.format or "PIL image", lambda: _upright(image, background))
+    return _upright(image, background)
 
 
 def decode_array(
@@ -112,7 +109,8 @@ def open_encoded(data: bytes, kind: Sniffed, policy: FetchPolicy) -> ImageFile.I
     if kind.decoder == "WEBP":
         _check_pixels(_webp_size(data), policy)  # its decoder makes room for the whole canvas when it is opened
     factory, _accept = Image.OPEN[kind.decoder]
-    image: ImageFile.ImageFile = factory(io.BytesIO(data), "")
+    with guarded(kind.name):
+        image: ImageFile.ImageFile = factory(io.BytesIO(data), "")
     _check_pixels(image.size, policy)
     return image
 
@@ -137,16 +135,13 @@ def _check_pixels(size: tuple[int, int], policy: FetchPolicy) -> None:
         )
 
 
-def decode_guarded(name: str, decode: Callable[[], T]) -> T:
-    """Turns whatever a decoder throws at broken data into a MediaError."""
-    from PIL import UnidentifiedImageError
-
+@contextmanager
+def guarded(name: str) -> Iterator[None]:
+    """Around calls into Pillow's decoders: turns whatever they throw at broken data into a MediaError."""
     try:
-        return decode()
+        yield
     except (MediaError, MemoryError):
         raise
-    except UnidentifiedImageError:
-        raise MediaError(f"is a broken {name}: its header cannot be read") from None
     except Exception as error:  # hostile bytes make decoders raise struct, zlib, index, key and other errors
         reason = shorten(str(error) or type(error).__name__, 100).strip("'\"")
         raise MediaError(f"is a broken {name}: {reason}") from None
@@ -154,7 +149,8 @@ def decode_guarded(name: str, decode: Callable[[], T]) -> T:
 
 def _upright(image: PILImage.Image, background: Background) -> npt.NDArray[np.uint8]:
     key = colour_key(image)
-    image.load()  # cut-off data shows only here; PNG may carry its EXIF after the pixels
+    with guarded(image.format or "PIL image"):
+        image.load()  # cut-off data shows only here; PNG may carry its EXIF after the pixels
     pixels = image_to_rgb(image, background, key)
     return np.ascontiguousarray(_oriented(pixels, _orientation(image)))
 

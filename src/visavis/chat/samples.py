@@ -62,7 +62,8 @@ def colour_key(image: PILImage.Image) -> Any:
     tiles = getattr(image, "tile", None)
     if key is None or not tiles:
         return key
-    raw = tiles[0].args if isinstance(tiles[0].args, str) else (tiles[0].args or ("",))[0]
+    args = tiles[0][3]  # (codec, extents, offset, args), a plain tuple in older Pillow
+    raw = args if isinstance(args, str) else args[0] if args else ""
     if isinstance(key, int):
         return key * {"L;2": 85, "L;4": 17}.get(raw, 1)
     if isinstance(key, tuple) and raw == "RGB;16B":

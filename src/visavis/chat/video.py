@@ -32,6 +32,7 @@ __all__ = ["check_video_pixels", "decode_video"]
 
 _HIDDEN_FRAMES = {"vp8"}
 """Codecs whose packets do not all show a picture: their frames are counted by decoding."""
+_ATTACHED_PICTURE = 0x400  # AV_DISPOSITION_ATTACHED_PIC: cover art, stored as a track of one frame
 _RATE_TOLERANCE = Fraction(1, 50)
 
 
@@ -120,9 +121,8 @@ def _guarded(name: str) -> Iterator[None]:
     """Turns whatever FFmpeg throws at broken data into a MediaError."""
     try:
         yield
-    except (MediaError, MissingExtraError, MemoryError):
-        raise
-    except Exception as error:  # av.FFmpegError, and plain errors from inside PyAV
+    except (OSError, ValueError, EOFError, IndexError, OverflowError, NotImplementedError) as error:
+        # av.FFmpegError is a ValueError, OSError or EOFError by its code; the rest comes out of PyAV's own code
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         reason = shorten(reason, 100).strip("'\"")
         raise MediaError(f"is a broken {name} video: {reason}") from None
@@ -142,8 +142,8 @@ def _opened(source: Source, demuxer: str) -> Iterator[tuple[Any, Any]]:
 
     source.stream.seek(0)
     with av.open(source.stream, format=demuxer, metadata_errors="replace") as container:
-        cover = av.stream.Disposition.attached_pic
-        stream = next((s for s in container.streams.video if not s.disposition & cover), None)
+        streams = container.streams.video
+        stream = next((s for s in streams if not int(getattr(s, "disposition", 0)) & _ATTACHED_PICTURE), None)
         if stream is None:
             raise MediaError("has no video track")
         stream.codec_context.thread_type = "AUTO"

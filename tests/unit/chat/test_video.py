@@ -307,7 +307,11 @@ def remuxed(data: bytes, keep: Any) -> bytes:
     """The MPEG-TS video with only the packets `keep(number)` says, times unchanged."""
     out = io.BytesIO()
     with av.open(io.BytesIO(data)) as given, av.open(out, "w", format="mpegts") as target:
-        stream = target.add_stream_from_template(given.streams.video[0])
+        template = given.streams.video[0]
+        if hasattr(target, "add_stream_from_template"):
+            stream = target.add_stream_from_template(template)
+        else:  # PyAV before 14
+            stream = target.add_stream(template=template)
         packets = [p for p in given.demux(given.streams.video[0]) if p.size]
         for i, packet in enumerate(packets):
             if keep(i):
