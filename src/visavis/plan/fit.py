@@ -19,7 +19,7 @@ from visavis.plan.memory import (
 )
 from visavis.plan.shape import ModelShape
 from visavis.plan.types import MemoryPart
-from visavis.plan.units import GIB, MIB, format_bytes
+from visavis.plan.units import GIB, format_bytes
 from visavis.plan.workload import Workload
 
 __all__ = [
@@ -29,8 +29,8 @@ __all__ = [
     "Fit",
     "fit",
     "overhead_why",
+    "proposed_length",
     "requests_held",
-    "round_kv",
     "vllm_kv_bytes",
 ]
 
@@ -40,6 +40,7 @@ PREFERRED_TOKENS = 2048
 ACTIVATION_SHARE = 0.15
 """Of what is left beside the weights, the most that a bigger step may take."""
 MAX_SHARE = 0.95
+LENGTH_STEP = 256
 CPU_PROCESS_BYTES = round(0.6 * GIB)
 """Python, torch and its libraries in one process."""
 CPU_SHARE = 0.9
@@ -109,6 +110,11 @@ def _most(wanted: int, try_: Callable[[int], Fit], case: Case) -> Fit:
     return try_(low)
 
 
+def proposed_length(case: Case) -> int:
+    """max_model_len: what one request needs, rounded up, within the model's context."""
+    return min(math.ceil(case.work.tokens / LENGTH_STEP) * LENGTH_STEP, case.shape.text.max_positions)
+
+
 def requests_held(case: Case, kv_bytes: float) -> int:
     """Whole requests of the workload that `kv_bytes` hold."""
     return case.kv.blocks(kv_bytes) // case.kv.blocks_for(case.work.tokens)
@@ -139,10 +145,11 @@ def _paged(case: Case, facts: EngineFacts, tokens: int, seqs: int) -> Fit:
     usable = _usable(case, facts)
     share: float | None = None
     total = case.device.total_bytes
+    # One request of the proposed max_model_len must fit too, or the engines do not start.
+    blocks = max(seqs * case.kv.blocks_for(case.work.tokens), case.kv.blocks_for(proposed_length(case)))
     if case.device.kind == "cpu":
-        kv = usable - case.weight_bytes - peak
-        needed = seqs * case.kv.blocks_for(case.work.tokens) * case.kv.bytes_per_block
-        kv = min(kv, needed)  # memory of a machine is not there to be filled
+        # Memory of a machine is not there to be filled.
+        kv = min(usable - case.weight_bytes - peak, blocks * case.kv.bytes_per_block)
     elif facts.sized_by == "share":
         share = _floor(min(MAX_SHARE, usable / total))
         kv = vllm_kv_bytes(total, share, weights=case.weight_bytes, other=inside, activations=peak)
@@ -150,10 +157,8 @@ def _paged(case: Case, facts: EngineFacts, tokens: int, seqs: int) -> Fit:
         share = _floor(min(MAX_SHARE, (usable - inside - peak) / total))
         kv = total * share - case.weight_bytes
     else:
-        kv = usable - inside - case.weight_bytes - peak
-        needed = seqs * case.kv.blocks_for(case.work.tokens) * case.kv.bytes_per_block
         # native makes no more than all running requests can use; one more block each for what is being written
-        kv = min(kv, needed + seqs * case.kv.bytes_per_block)
+        kv = min(usable - inside - case.weight_bytes - peak, (blocks + seqs) * case.kv.bytes_per_block)
     return Fit(tokens, seqs, images, peaks, waiting, outside, inside, share, kv)
 
 
@@ -252,9 +257,3 @@ def overhead_why(case: Case, facts: EngineFacts) -> str:
     graphs = f", {facts.graph_why} {format_bytes(facts.graph_bytes)}" if facts.graph_bytes else ""
     slack = format_bytes(slack_bytes(case.device.total_bytes))
     return f"context and libraries {format_bytes(CONTEXT_BYTES)}{graphs}, {slack} slack"
-
-
-def round_kv(amount: float) -> int:
-    """Down to whole 64 MiB where there is that much, for a setting that people can read."""
-    step = 64 * MIB
-    return int(amount // step * step) if amount >= step else int(amount)

@@ -6,14 +6,13 @@ import json
 import math
 
 from visavis.plan.engines import EngineFacts
-from visavis.plan.fit import MAX_SHARE, Case, Fit, requests_held, round_kv
+from visavis.plan.fit import LENGTH_STEP, MAX_SHARE, Case, Fit, proposed_length, requests_held
 from visavis.plan.quantization import Quantization
 from visavis.plan.types import Proposal
 from visavis.plan.units import GIB, MIB, format_bytes
 
 __all__ = ["propose", "splits_badly"]
 
-LENGTH_STEP = 256
 VISION_POSITION_FAMILIES = ("qwen3_vl", "qwen3_vl_moe")
 
 
@@ -86,16 +85,17 @@ def _formats(facts: EngineFacts, dtype: str | None, kv_dtype: str | None) -> lis
 
 def _length(case: Case, facts: EngineFacts, found: Fit) -> Proposal:
     work, context = case.work, case.shape.text.max_positions
-    value = min(math.ceil(work.tokens / LENGTH_STEP) * LENGTH_STEP, context)
+    value = proposed_length(case)
     why = f"one request: {work.prompt_tokens} prompt"
     if work.image_tokens:
         why += f" ({work.image_tokens} of images)"
     why += f" + {work.max_tokens} answer = {work.tokens} tokens"
     if value != work.tokens:
         why += f", rounded up to {LENGTH_STEP}s"
-    if facts.sized_by in ("share", "static share") and case.device.kind != "cpu":
-        most = min(context, case.kv.blocks(found.kv_bytes) * case.kv.block_size)
+    most = min(context, case.kv.blocks(found.kv_bytes) * case.kv.block_size)
+    if facts.sized_by != "batch":
         value = min(value, most)
+    if facts.sized_by in ("share", "static share") and case.device.kind != "cpu":
         why += f"; the cache would hold one of up to {most} (the model's context: {context})"
     else:
         why += f"; the model's context is {context}"
@@ -138,13 +138,9 @@ def _memory(case: Case, facts: EngineFacts, found: Fit) -> list[Proposal]:
         why = f"GiB of KV cache on a CPU: the requests above need {kv}"
         return [Proposal("kv_cache_gib", gib, why, "VLLM_CPU_KVCACHE_SPACE=", str(gib))]
     if facts.sized_by == "bytes":
-        value = (
-            max(MIB, math.ceil(found.kv_bytes / MIB) * MIB)
-            if case.device.kind == "cpu"
-            else max(MIB, round_kv(found.kv_bytes))
-        )
+        value = math.ceil(found.kv_bytes / MIB) * MIB
         why = f"what the requests above use at full length: {kv}"
-        return [_make(facts, "kv_cache_bytes", value, why, f"{max(1, value // MIB)}MiB")]
+        return [_make(facts, "kv_cache_bytes", value, why, f"{value // MIB}MiB")]
     if found.share is None:
         return []
     total = format_bytes(case.device.total_bytes)

@@ -109,8 +109,10 @@ def test_proposals_are_consistent(gib: float, prompt: int, answer: int) -> None:
         assert prompt + answer <= length <= 32768
         if found.engine != "hf":
             assert seqs <= found.value("max_num_batched_tokens")
+            assert length <= found.kv_tokens  # engines refuse to start otherwise
+        if found.engine == "native":
+            assert found.value("kv_cache_bytes") // result.kv_bytes_per_block >= found.kv_blocks
         if found.engine in ("vllm", "sglang"):
-            assert length <= found.kv_tokens  # vLLM refuses to start otherwise
             assert found.value("gpu_memory_utilization") <= 0.95
 
 
