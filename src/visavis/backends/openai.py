@@ -14,7 +14,7 @@ from visavis.backends.base import Capabilities, EngineRequest, LoadInfo, ModelIn
 from visavis.backends.http_client import Cancellation, CancelledRequestError, HttpClient, HttpStatusError, RetryPolicy
 from visavis.backends.openai_wire import DIALECTS, Dialect, chunk_events, detect_dialect, request_body
 from visavis.backends.option_map import check_extra
-from visavis.backends.options import EngineOptions
+from visavis.backends.options import EngineOptions, refuse_unsupported
 from visavis.backends.prompt_check import describe_mismatch
 from visavis.backends.remote_family import RemoteFamily
 from visavis.errors import BackendError, OptionError, VisavisError, shorten
@@ -76,7 +76,7 @@ class OpenAIModel(ModelInterface):
         self.family = load_family(source, trust_remote_code=options.trust_remote_code)
 
     def _load(self, options: EngineOptions, progress: Progress) -> LoadInfo:
-        _refuse_engine_options(options)
+        refuse_unsupported(self.name, options, ("max_model_len", "max_num_seqs", "seed", "trust_remote_code"))
         settings, family = self._settings, self._family()
         key = os.environ.get(settings.api_key_env) or None
         self._client = client = HttpClient(
@@ -247,18 +247,6 @@ def _settings(options: EngineOptions) -> Settings:
             "openai needs the server's address: --set openai.base_url=http://host:port/v1 or $OPENAI_BASE_URL"
         )
     return settings
-
-
-_SERVER_DECIDES = ("threads", "max_num_batched_tokens", "kv_cache_bytes", "gpu_memory_utilization", "quantization")
-
-
-def _refuse_engine_options(options: EngineOptions) -> None:
-    neutral = EngineOptions()
-    for name in ("dtype", "device", "tensor_parallel_size", "enforce_eager", *_SERVER_DECIDES):
-        if getattr(options, name) != getattr(neutral, name):
-            raise OptionError(
-                f"openai cannot honour {name} {shorten(getattr(options, name))}: the server was started with its own"
-            )
 
 
 def _marks(dialect: Dialect, remote: bool) -> tuple[str, ...]:
