@@ -43,10 +43,12 @@ def decode_animation(
         order = _animated(image)
     if len(order) < 2:
         raise MediaError(f"is a still image ({kind.name}), not a video; give it as an image part")
-    durations = []
+    durations, size = [], image.size
     for i in order:
         with guarded(kind.name):
             image.seek(i)
+            if image.size != size:  # a GIF's frame may reach over the edge, which widens the picture from there on
+                raise MediaError(f"changes its size from {size[0]}×{size[1]} to {image.width}×{image.height}")
             image.load()  # WebP tells a frame's duration only then
         durations.append((image.info.get("duration") or _UNSAID_MS) / 1000)
     ends = list(accumulate(durations))

@@ -121,8 +121,14 @@ def _guarded(name: str) -> Iterator[None]:
     """Turns whatever FFmpeg throws at broken data into a MediaError."""
     try:
         yield
-    except (OSError, ValueError, EOFError, IndexError, OverflowError, NotImplementedError) as error:
-        # av.FFmpegError is a ValueError, OSError or EOFError by its code; the rest comes out of PyAV's own code
+    except (MediaError, MissingExtraError):
+        raise
+    except Exception as error:
+        # Some of PyAV's errors are plain ones; errors of our own code are not to hide behind "broken".
+        if not isinstance(error, OSError | ValueError | EOFError | IndexError | OverflowError) and (
+            not type(error).__module__.startswith("av.")
+        ):
+            raise
         reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
         reason = shorten(reason, 100).strip("'\"")
         raise MediaError(f"is a broken {name} video: {reason}") from None
@@ -146,6 +152,8 @@ def _opened(source: Source, demuxer: str) -> Iterator[tuple[Any, Any]]:
         stream = next((s for s in streams if not int(getattr(s, "disposition", 0)) & _ATTACHED_PICTURE), None)
         if stream is None:
             raise MediaError("has no video track")
+        if stream.codec_context is None:
+            raise MediaError("is in a codec that FFmpeg cannot decode here")
         stream.codec_context.thread_type = "AUTO"
         yield container, stream
 

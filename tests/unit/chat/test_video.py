@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import builtins
+import contextlib
 import io
+import random
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -301,6 +303,27 @@ def test_a_cut_off_video_is_refused(kept: float) -> None:
     data = video(frames=40, codec="mpeg4", options={"movflags": "faststart"})
     with pytest.raises(MediaError, match=WHERE + "bytes is (cut off|a broken|broken)"):
         read(data[: int(len(data) * kept)])
+
+
+def test_no_fault_injected_into_a_video_escapes_as_another_error() -> None:
+    """Bytes changed, cut out and cut off at random: either it decodes or it is a MediaError."""
+    kinds = [("mp4", "mpeg4"), ("matroska", "mpeg4"), ("webm", "libvpx"), ("avi", "mpeg4"), ("mpegts", "mpeg2video")]
+    clips = [video(frames=6, container=container, codec=codec, size=(32, 32)) for container, codec in kinds]
+    clips.append(animation("GIF", COLOURS, [100] * 4))
+    chance = random.Random(0)
+    for _ in range(200):
+        data = bytearray(chance.choice(clips))
+        for _ in range(chance.choice((1, 1, 2, 8))):
+            at = chance.randrange(len(data))
+            how = chance.random()
+            if how < 0.6:
+                data[at] = chance.randrange(256)
+            elif how < 0.8:
+                del data[at : at + chance.randrange(1, 40)]
+            else:
+                del data[max(at, 16) :]
+        with contextlib.suppress(MediaError):
+            read(bytes(data))
 
 
 def remuxed(data: bytes, keep: Any) -> bytes:
