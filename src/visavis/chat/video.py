@@ -12,9 +12,6 @@ import bisect
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from fractions import Fraction
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -25,26 +22,11 @@ from visavis.chat.frames import sample_frames
 from visavis.chat.image import WHITE, Background
 from visavis.chat.samples import over_background
 from visavis.chat.sources import Source
+from visavis.chat.timeline import Timeline, decode_timeline, opened, read_timeline, without_undecodable_start
 from visavis.chat.types import Video, VideoDefaults, VideoSampling
 from visavis.errors import MediaError, MissingExtraError, shorten
 
 __all__ = ["check_video_pixels", "decode_video"]
-
-_HIDDEN_FRAMES = {"vp8"}
-"""Codecs whose packets do not all show a picture: their frames are counted by decoding."""
-_ATTACHED_PICTURE = 0x400  # AV_DISPOSITION_ATTACHED_PIC: cover art, stored as a track of one frame
-_RATE_TOLERANCE = Fraction(1, 50)
-
-
-@dataclass(frozen=True, slots=True)
-class _Timeline:
-    """When every frame is shown. `stamps` in `time_base` units, rising; None when the file has none."""
-
-    stamps: list[int] | None
-    keys: list[int]  # stamps one can jump to
-    times: list[float]  # seconds from the first frame
-    rate: float  # frames per second
-    duration: float
 
 
 def decode_video(
@@ -63,26 +45,22 @@ def decode_video(
     """
     kind = source.kind
     if kind.family != "video":
-        what = (
-            "is empty (0 bytes)"
-            if kind.name == "empty"
-            else f"is {kind.name if kind.family == 'other' else f'an image ({kind.name})'}, not a video"
-        )
-        raise MediaError(what + ("; give it as an image part" if kind.family == "image" else ""))
+        if kind.name == "empty":
+            raise MediaError("is empty (0 bytes)")
+        if kind.family == "image":
+            raise MediaError(f"is an image ({kind.name}), not a video; give it as an image part")
+        raise MediaError(f"is {kind.name}, not a video")
     demuxer = kind.decoder
     with _guarded(kind.name):
-        with _opened(source, demuxer) as (container, stream):
+        with opened(source, demuxer) as (container, stream):
             _check_frame(stream.codec_context.width, stream.codec_context.height, policy)
-            if stream.codec_context.name in _HIDDEN_FRAMES:
-                timeline = None
-            else:
-                timeline = _read_timeline(container, stream, kind.name)
+            timeline = read_timeline(container, stream, kind.name)
         if timeline is None:
-            timeline = _decode_timeline(source, demuxer)
+            timeline = decode_timeline(source, demuxer)
         wanted, fps = sample_frames(timeline.times, timeline.rate, sampling, defaults)
         frames = _decode(source, demuxer, timeline, wanted, policy, background)
         if frames is None:
-            timeline = _without_undecodable_start(timeline, _decode_timeline(source, demuxer))
+            timeline = without_undecodable_start(timeline, decode_timeline(source, demuxer))
             wanted, fps = sample_frames(timeline.times, timeline.rate, sampling, defaults)
             frames = _decode(source, demuxer, timeline, wanted, policy, background)
         if frames is None:
@@ -134,104 +112,8 @@ def _guarded(name: str) -> Iterator[None]:
         raise MediaError(f"is a broken {name} video: {reason}") from None
 
 
-@contextmanager
-def _opened(source: Source, demuxer: str) -> Iterator[tuple[Any, Any]]:
-    """(container, its video stream), from the start.
-
-    Opened as a file object with the demuxer named: FFmpeg left to guess would follow playlists that name other
-    files and URLs.
-    """
-    try:
-        import av
-    except ImportError:
-        raise MissingExtraError("reading a video file", "video") from None
-
-    source.stream.seek(0)
-    with av.open(source.stream, format=demuxer, metadata_errors="replace") as container:
-        streams = container.streams.video
-        stream = next((s for s in streams if not int(getattr(s, "disposition", 0)) & _ATTACHED_PICTURE), None)
-        if stream is None:
-            raise MediaError("has no video track")
-        if stream.codec_context is None:
-            raise MediaError("is in a codec that FFmpeg cannot decode here")
-        stream.codec_context.thread_type = "AUTO"
-        yield container, stream
-
-
-def _read_timeline(container: Any, stream: Any, name: str) -> _Timeline | None:
-    """From packets alone; None when they do not carry a time each."""
-    stamps: list[int] = []
-    keys: list[int] = []
-    packets = 0
-    latest, last_duration = -(1 << 63), 0
-    for packet in container.demux(stream):
-        if packet.size == 0:  # the flush at the end
-            continue
-        packets += 1
-        if packet.is_corrupt:
-            raise MediaError(f"is damaged: packet {packets - 1} of its video track is incomplete")
-        if packet.is_discard:  # cut away by an edit list
-            continue
-        if packet.pts is None:
-            return None
-        if packet.pts > latest:
-            latest, last_duration = packet.pts, packet.duration or 0
-        stamps.append(packet.pts)
-        if packet.is_keyframe:
-            keys.append(packet.pts)
-    if name in ("MP4", "QuickTime") and packets < stream.frames:
-        raise MediaError(f"is cut off: {packets} of its {stream.frames} frames are there")
-    if not stamps:
-        raise MediaError("has no frames")
-    unique = sorted(set(stamps))
-    if len(unique) != len(stamps):
-        return None
-    return _timeline(unique, sorted(keys), stream, last_duration)
-
-
-def _decode_timeline(source: Source, demuxer: str) -> _Timeline:
-    """By decoding every frame: slow, always right."""
-    with _opened(source, demuxer) as (container, stream):
-        stamps = [frame.pts for frame in container.decode(stream)]
-        if not stamps:
-            raise MediaError("has no frames that can be decoded")
-        known = [s for s in stamps if s is not None]
-        if len(known) == len(stamps) and all(a < b for a, b in pairwise(known)):
-            return _timeline(known, [], stream, 0)
-        rate = Fraction(stream.average_rate or stream.guessed_rate or 25)
-        times = [float(i / rate) for i in range(len(stamps))]
-        return _Timeline(None, [], times, float(rate), float(len(stamps) / rate))
-
-
-def _without_undecodable_start(packets: _Timeline, decoded: _Timeline) -> _Timeline:
-    """`decoded`, if only frames before its first are lost: a recording cut out of a longer one begins with frames that
-    lean on what was cut away, and no player shows them. Raises MediaError for frames lost elsewhere."""
-    if packets.stamps is None or decoded.stamps is None:
-        return decoded
-    begin = decoded.stamps[0]
-    lost = sorted({s for s in packets.stamps if s >= begin} - set(decoded.stamps))
-    if lost:
-        at = packets.times[packets.stamps.index(lost[0])]
-        raise MediaError(f"is broken: {len(lost)} frames cannot be decoded, the first at {at:.3f} s")
-    return decoded
-
-
-def _timeline(stamps: list[int], keys: list[int], stream: Any, last_duration: int) -> _Timeline:
-    base = Fraction(stream.time_base)
-    declared = stream.average_rate or stream.guessed_rate
-    rate = Fraction(declared) if declared else None
-    if len(stamps) > 1:
-        measured = (len(stamps) - 1) / ((stamps[-1] - stamps[0]) * base)
-        if rate is None or abs(rate - measured) > measured * _RATE_TOLERANCE:
-            rate = measured
-    rate = rate or Fraction(1)
-    times = [float((s - stamps[0]) * base) for s in stamps]
-    last = float(last_duration * base) or float(1 / rate)
-    return _Timeline(stamps, keys, times, float(rate), times[-1] + last)
-
-
 def _decode(
-    source: Source, demuxer: str, timeline: _Timeline, wanted: list[int], policy: FetchPolicy, background: Background
+    source: Source, demuxer: str, timeline: Timeline, wanted: list[int], policy: FetchPolicy, background: Background
 ) -> npt.NDArray[np.uint8] | None:
     """uint8 (len(wanted), height, width, 3); None when some of them do not come out of the decoder."""
     frames: npt.NDArray[np.uint8] | None = None
@@ -240,7 +122,7 @@ def _decode(
         places.setdefault(index, []).append(place)
     for jumping in (True, False):
         missing = dict(places)
-        with _opened(source, demuxer) as (container, stream):
+        with opened(source, demuxer) as (container, stream):
             for index, frame in _walk(container, stream, timeline, sorted(places), jumping):
                 _check_frame(frame.width, frame.height, policy)
                 if frame.is_corrupt:
@@ -262,7 +144,7 @@ def _decode(
 
 
 def _walk(
-    container: Any, stream: Any, timeline: _Timeline, wanted: list[int], jumping: bool
+    container: Any, stream: Any, timeline: Timeline, wanted: list[int], jumping: bool
 ) -> Iterator[tuple[int, Any]]:
     """(index, frame) of the wanted frames, in order; those that cannot be found are left out."""
     stamps = timeline.stamps
