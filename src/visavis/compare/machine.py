@@ -9,7 +9,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-__all__ = ["cores", "describe", "has_nvidia_gpu", "one_line"]
+from visavis.backends.devices import cuda_gpus
+
+__all__ = ["cores", "describe", "one_line"]
 
 PACKAGES = ("visavis", "torch", "transformers", "tokenizers", "numpy", "pillow", "vllm", "sglang")
 
@@ -21,7 +23,7 @@ def describe() -> dict[str, Any]:
         "cores": cores(),
         "load_average": _load_average(),
         "memory_bytes": _memory_bytes(),
-        "gpus": _gpu_names(),
+        "gpus": cuda_gpus(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "python": platform.python_version(),
         "packages": {name: version for name in PACKAGES if (version := _version(name)) is not None},
@@ -80,23 +82,6 @@ def _memory_bytes() -> int | None:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     except (ValueError, OSError, AttributeError):
         return None
-
-
-def has_nvidia_gpu() -> bool:
-    """Whether the driver lists one."""
-    return bool(_gpu_names())
-
-
-def _gpu_names() -> list[str]:
-    """NVIDIA GPUs as the driver lists them."""
-    names = []
-    for info in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-        try:
-            lines = info.read_text("utf-8").splitlines()
-        except OSError:
-            continue
-        names += [line.partition(":")[2].strip() for line in lines if line.startswith("Model:")]
-    return names
 
 
 def _version(package: str) -> str | None:

@@ -83,19 +83,19 @@ def test_backends_name_what_is_missing_and_what_adds_it(cli: Cli, monkeypatch: p
 def test_install_says_the_size_makes_the_environment_and_checks_that_it_answers(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from visavis.backends import environments
+    from visavis.backends import environments, install
 
     asked = []
 
-    def build(recipe: Any, say: Any, verify: Any) -> environments.Environment:
+    def build(recipe: Any, root: Any, say: Any, verify: Any) -> environments.Environment:
         asked.append((recipe.engine, recipe.variant, verify is not None))
         return environments.Environment(tmp_path, recipe.engine, recipe.version, recipe.variant)
 
-    monkeypatch.setattr(environments, "build", build)
+    monkeypatch.setattr(install, "build", build)
     done = cli("backends", "install", "vllm", "--cpu", "--json")
     assert asked == [("vllm", "cpu", True)]
     assert done.json["interpreter"] == str(tmp_path / "bin" / "python")
-    assert "downloads up to 2 GB, takes up to 4 GB" in done.err
+    assert "about 1.5 GB to download, 3.6 GB on disk" in done.err
 
 
 def test_remove_deletes_the_environment(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
