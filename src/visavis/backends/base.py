@@ -161,6 +161,13 @@ class ModelInterface(ABC):
         report("ready", self.clock() - start)
         return self
 
+    def open(self, model: str | None = None, options: EngineOptions | None = None) -> Family:
+        """The text side alone, without an engine: what preparing and counting need. `load` may follow."""
+        from visavis.backends.registry import NAMES
+
+        self._open(model, for_backend(options or EngineOptions(), self.name, {*NAMES, self.name}))
+        return self._family()
+
     def _open(self, model: str | None, options: EngineOptions) -> None:
         """Sets `self.family`."""
         from visavis.families import load_family

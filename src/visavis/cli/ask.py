@@ -84,8 +84,7 @@ def run(args: Namespace) -> int:
         model.use_generation_config = args.generation_config
         with closing(model), _progress(output, args.backend) as progress:
             # What the input is gets decided before the engine is loaded, so that its faults show at once.
-            model._open(args.model, options)
-            family = model._family()
+            family = model.open(args.model, options)
             prompt, conversation = prompt_of(family, cases[0], args)
             check_sampling(args, sampling, options, family, prompt)
             image = _image_to_draw_on(args, conversation, prompt)
