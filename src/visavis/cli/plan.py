@@ -124,15 +124,15 @@ def _engines(given: str | None) -> tuple[str, ...]:
 
 def _bounds(folder: ModelFolder) -> PixelBounds | None:
     """The folder's image bounds, by the one reader of them; None where the folder does not say."""
-    if not folder.preprocessor_config:
-        return None
+    from importlib import import_module
+
     from visavis.families.qwen_vl import QwenVLFamily
-    from visavis.families.registry import FAMILIES, family_class
+    from visavis.families.registry import FAMILIES
     from visavis.families.vision_config import read_vision_settings
 
-    place = FAMILIES.get(folder.model_type)
-    family = family_class(place) if place else None
-    if family is None or not issubclass(family, QwenVLFamily):
+    module, _, name = FAMILIES.get(folder.model_type, "").partition(":")
+    family = getattr(import_module(module), name) if module else None
+    if not folder.preprocessor_config or family is None or not issubclass(family, QwenVLFamily):
         return None
     return read_vision_settings(
         folder,

@@ -29,7 +29,7 @@ def driver_reserve(amount: int) -> int:
 class Device:
     """`count` equal devices. Bytes are of one."""
 
-    kind: Literal["cuda", "gpu", "cpu"]  # gpu: another accelerator torch knows (ROCm, XPU, MPS)
+    kind: Literal["cuda", "mps", "cpu"]  # as torch calls them: ROCm cards are cuda there
     name: str
     total_bytes: int  # what programs see
     free_bytes: int
@@ -127,10 +127,10 @@ def _from_torch() -> Device | None:
         return None
     if torch.version.hip and torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
-        return Device("gpu", torch.cuda.get_device_name(), total, free, torch.cuda.device_count(), source="torch")
+        return Device("cuda", torch.cuda.get_device_name(), total, free, torch.cuda.device_count(), source="torch")
     if torch.backends.mps.is_available():
         total = int(torch.mps.recommended_max_memory())
-        return Device("gpu", "Apple GPU", total, total, 1, source="torch")
+        return Device("mps", "Apple GPU", total, total, 1, source="torch")
     return None
 
 

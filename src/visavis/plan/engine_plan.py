@@ -87,8 +87,11 @@ def plan_engine(asked: Asked, facts: EngineFacts, *, dtype_asked: str, kv_asked:
         kv_dtype=asked.kv_dtype if kv_asked != "auto" else None,
     )
     load_time = asked.load_time.name if asked.load_time else None
-    image = "screen.png" if asked.work.images else ""
-    launch = launch_command(facts, asked.model, asked.path, proposals, quantization=load_time, image=image)
+    work = asked.work
+    image = "screen.png" if work.images else ""
+    launch = launch_command(
+        facts, asked.model, asked.path, proposals, quantization=load_time, max_tokens=work.max_tokens, image=image
+    )
     return replace(plan, proposals=proposals, launch=launch)
 
 

@@ -43,6 +43,7 @@ class EngineFacts:
     fused_experts: bool
     default_seqs: int  # its own limit of running requests
     flags: Mapping[str, str]
+    patches_per_pass: int | None = None  # bounds what the vision tower encodes at once; one item always goes through
     model_types: frozenset[str] | None = None  # None: all that are planned here
     quantization: Mapping[str, str] = field(default_factory=dict)  # load-time format → its flags
     checkpoints: frozenset[str] = frozenset()  # methods of quantised checkpoints it runs
@@ -55,21 +56,20 @@ ENGINES: dict[str, EngineFacts] = {
         name="native",
         title="native",
         sized_by="bytes",
-        graph_bytes=round(0.25 * GIB),
-        graph_why="CUDA graphs, captured as batch sizes come up",
+        graph_bytes=0,
+        graph_why="",
         inner_bytes=0,
         fused_experts=True,
         default_seqs=64,
         flags={
-            "tensor_parallel_size": "--tensor-parallel-size",
             "dtype": "--dtype",
-            "quantization": "--quantization",
             "max_model_len": "--max-model-len",
             "max_num_batched_tokens": "--max-num-batched-tokens",
             "max_num_seqs": "--max-num-seqs",
             "kv_cache_bytes": "--kv-cache",
             "max_pixels": "--max-pixels",
         },
+        patches_per_pass=16384,
         model_types=frozenset({"llama", "qwen2", "qwen3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"}),
     ),
     "hf": EngineFacts(
@@ -161,10 +161,12 @@ def refusal(
         return f"{facts.name} does not run model_type {shape.model_type}; use hf, vllm or sglang"
     if facts.name == "sglang" and device != "cuda":
         return "SGLang is planned for CUDA cards only; give --gpu-memory to plan for one"
-    if facts.name == "vllm" and device == "gpu":
-        return "vLLM is planned for CUDA cards and CPUs only; give --gpu-memory to plan for a card"
+    if facts.name in ("native", "vllm") and device == "mps":
+        return f"{facts.title} is planned for CUDA cards and CPUs only; give --gpu-memory to plan for a card"
     if ranks > 1 and device != "cuda":
         return f"--tensor-parallel-size {ranks} needs CUDA cards; give --gpu-memory to plan for them"
+    if ranks > 1 and facts.name == "native":
+        return "native runs on one card; for several use vllm or sglang, or hf, which lays the layers over them"
     if kv_dtype is not None and "kv_cache_dtype" not in facts.flags:
         return f"{facts.name} keeps the cache in the model's dtype; --kv-cache-dtype {kv_dtype} is for vllm and sglang"
     if quantization is None:
@@ -186,10 +188,12 @@ def launch_command(
     proposals: Sequence[Proposal],
     *,
     quantization: str | None = None,
+    max_tokens: int = 1,
     image: str = "",
 ) -> str:
     """The command that starts the engine with `proposals`. `path` stands in for a model without a name, `quantization`
-    is a load-time format, `image` a file name."""
+    is a load-time format, `max_tokens` and `image` (a
+    file name) are of one request."""
     name = model or path or "MODEL"
     if facts.name == "vllm":
         words = ["vllm", "serve", name, "--generation-config", "vllm"]
@@ -198,6 +202,7 @@ def launch_command(
     else:
         words = ["visavis", "ask", "…", *(["-m", model] if model else []), "--backend", facts.name]
         words += ["--image", image] if image else []
+        words += ["--max-tokens", str(max_tokens)]
     environment = [f"{p.flag}{p.argument}" for p in proposals if p.flag.endswith("=")]
     for p in proposals:
         if p.flag and not p.flag.endswith("="):

@@ -218,6 +218,8 @@ def _activations(case: Case, facts: EngineFacts, tokens: int, rows: int, request
     else:
         budget = max(tokens, largest.tokens)
         images = max(1, min(budget // largest.tokens, len(case.work.images) * requests))
+        if facts.patches_per_pass is not None:
+            images = max(1, min(images, facts.patches_per_pass // largest.patches))
         patches = images * largest.patches
     count = f"{images} image{'s' if images > 1 else ''} at once = {patches} patches"
     block = f"max(17·{vision.hidden}, 3·{vision.hidden} + {2 if vision.positions else 3}·{vision.intermediate})"

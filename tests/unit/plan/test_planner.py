@@ -69,6 +69,14 @@ def test_native_takes_what_its_requests_can_use_and_no_more() -> None:
     assert found.value("max_num_seqs") == 4
 
 
+def test_native_bounds_what_its_vision_tower_encodes_at_once() -> None:
+    result = plan(qwen2_vl_7b(), card(48), images=[(480, 640)] * 10, prompt_tokens=10, concurrency=8)
+    encoded = {e.engine: next(p for p in e.activations if p.name == "vision encoder") for e in result.engines}
+    # 391 tokens, 1564 patches each: 10 of them are 16384 patches or less, and 10 are in a step of 4096 tokens too
+    assert encoded["native"].why.startswith("10 images")
+    assert encoded["hf"].why.startswith("80 images")
+
+
 def test_transformers_batch_pays_for_every_prompt_token_at_once() -> None:
     small, large = (engine(plan(qwen2_vl_7b(), card(24), images=SCREEN, concurrency=n), "hf") for n in (2, 64))
     assert small.value("max_num_seqs") == 2
@@ -152,6 +160,7 @@ def test_our_own_commands_are_understood_by_our_own_parser(name: str) -> None:
     args = build_parser().parse_all(shlex.split(found.launch)[1:])
     assert args.backend == name
     assert args.words_left == []
+    assert args.max_tokens == "512"
     assert int(args.max_num_seqs) == found.value("max_num_seqs")
     assert args.dtype == "float16"
     if name == "native":
@@ -291,6 +300,12 @@ def test_expert_widths_that_do_not_split_into_blocks_ask_for_whole_experts() -> 
     assert "--enable-expert-parallel" not in engine(four, "vllm").launch
     assert "--enable-expert-parallel" in engine(eight, "vllm").launch
     assert "--ep-size 8" in engine(eight, "sglang").launch
+
+
+def test_native_says_that_it_runs_on_one_card() -> None:
+    found = engine(plan(qwen2_vl_7b(), card(24, 2), ranks=2, images=SCREEN), "native")
+    assert not found.fits
+    assert "one card" in found.verdict
 
 
 def test_transformers_lays_whole_layers_over_the_cards() -> None:
