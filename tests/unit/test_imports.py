@@ -14,7 +14,8 @@ SOURCE = Path(__file__).parents[2] / "src" / "visavis"
 # A module may import modules of its own layer's package and of lower layers only.
 LAYERS = [
     {"errors"},
-    {"prompt", "sampling", "patches", "chat.types", "backends.options"},
+    {"prompt", "sampling", "chat.types", "backends.options"},
+    {"patches"},
     {"grounding"},
     {"completion", "engine_inputs", "detokenize"},
     {"chat"},

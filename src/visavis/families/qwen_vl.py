@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from visavis.chat.types import Conversation, Image, Video
-from visavis.errors import MessageError, ModelError
+from visavis.errors import MediaError, MessageError, ModelError
 from visavis.families.base import CountReport, MediaCount
 from visavis.families.common import FolderFamily, media_hash
 from visavis.families.folder import ModelFolder
@@ -161,6 +161,8 @@ class QwenVLFamily(FolderFamily):
             size = smart_resize(*asked_size(item), cell=rule.cell, bounds=bounds, where=item.where)
             steps = 1
         else:
+            if len(item.frames) == 0:
+                raise MediaError(f"{item.where or 'video'}: the video has no frames")
             size = self._video_size(item)
             steps = -(-len(item.frames) // rule.temporal_patch_size)
         height, width = size[0] // rule.patch_size, size[1] // rule.patch_size

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
 
@@ -32,14 +33,14 @@ def load(model: str | Path | None = None, *, trust_remote_code: bool = False, bo
     folder = resolve_model(model, code=trust_remote_code)
     multimodal = bool(folder.vision_config) or folder.has("preprocessor_config.json")
     place = FAMILIES.get(folder.model_type, _GENERIC if multimodal else _OTHER_TEXT)
-    chosen = family_class(place)
+    make = family_class(place)
     if place == _GENERIC:
-        return chosen(folder, box_format=box_format, trust_remote_code=trust_remote_code)  # type: ignore[call-arg]
-    return chosen(folder, box_format=box_format)  # type: ignore[call-arg]
+        return make(folder, box_format=box_format, trust_remote_code=trust_remote_code)
+    return make(folder, box_format=box_format)
 
 
-def family_class(place: str) -> type[Family]:
+def family_class(place: str) -> Callable[..., Family]:
     """`module:Class` → the class, imported now."""
     module, name = place.split(":")
-    found: type[Family] = getattr(import_module(module), name)
+    found: Callable[..., Family] = getattr(import_module(module), name)
     return found

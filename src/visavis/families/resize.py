@@ -154,7 +154,9 @@ def resize_all(
 
 
 def _check_aspect(height: int, width: int, where: str) -> None:
-    ratio = max(height, width) / max(1, min(height, width))
+    if min(height, width) < 1:
+        raise MediaError(f"{where}: {width}×{height} pixels, there is nothing in it")
+    ratio = max(height, width) / min(height, width)
     if ratio > MAX_ASPECT_RATIO:
         raise MediaError(
             f"{where}: {width}×{height} pixels, one side is {ratio:.1f} times the other, and at most "

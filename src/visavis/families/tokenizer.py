@@ -162,10 +162,11 @@ def _is_control(token: AddedToken, folder: ModelFolder) -> bool:
 
 
 def named_special_tokens(folder: ModelFolder) -> dict[str, str]:
-    """bos_token, eos_token, pad_token and the like → spelling, as the folder's files name them."""
+    """bos_token, eos_token, pad_token and the like → spelling, as the folder's files name them; templates read them."""
     found: dict[str, str] = {}
     for source in (folder.read_json("special_tokens_map.json", optional=True), folder.tokenizer_config):
-        for key, value in source.items():
+        extra = source.get("extra_special_tokens")
+        for key, value in {**(extra if isinstance(extra, dict) else {}), **source}.items():
             if not key.endswith("_token") or key.startswith(("add_", "use_")):
                 continue
             content = value.get("content") if isinstance(value, dict) else value

@@ -40,6 +40,7 @@ def read_vision_settings(
     video_rule = _rule(folder, video, patch_size)
     if video_rule != rule:
         raise ModelError(f"{folder.name}: images and videos are declared with different patches or normalisation")
+    _check_vision_tower(folder, rule)
     total = None
     if video.get("cap_pixels_per_frame"):
         total = int(int(video.get("max_video_tokens", 128000)) * rule.cell**2 * 0.9)
@@ -51,6 +52,20 @@ def read_vision_settings(
         video_bounds=_bounds(folder, video, video_default if separate else image_default),
         video_total_pixels=total,
     )
+
+
+def _check_vision_tower(folder: ModelFolder, rule: PatchRule) -> None:
+    """The two files must agree on the patches."""
+    tower = folder.vision_config
+    for key, ours in (
+        ("patch_size", rule.patch_size),
+        ("spatial_merge_size", rule.merge_size),
+        ("temporal_patch_size", rule.temporal_patch_size),
+    ):
+        if tower.get(key, ours) != ours:
+            raise ModelError(
+                f"{folder.name}: {key} is {shorten(tower[key])} in config.json and {ours} in preprocessor_config.json"
+            )
 
 
 def _rule(folder: ModelFolder, config: Mapping[str, Any], patch_size: int) -> PatchRule:

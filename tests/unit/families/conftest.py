@@ -14,6 +14,12 @@ Tiny = Callable[..., Path]
 
 
 @pytest.fixture(scope="session")
+def transformers() -> Any:
+    """The reference library; tests that need it are skipped without it."""
+    return pytest.importorskip("transformers", reason="the reference is transformers (extra: hf)")
+
+
+@pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
     """`tiny("qwen2_vl", layout="old")` → folder."""
     made: dict[str, Path] = {}

@@ -42,11 +42,9 @@ def test_a_batch_is_padded_on_the_left_and_keeps_the_order_of_its_media(family: 
 
 
 @pytest.mark.parametrize("name", ["qwen2_5_vl", "qwen3_vl"])
-def test_batched_generation_equals_single_generation(name: str, tiny: Any, family: Any) -> None:
-    from transformers import AutoModelForImageTextToText
-
+def test_batched_generation_equals_single_generation(name: str, tiny: Any, family: Any, transformers: Any) -> None:
     loaded = family(name)
-    model = AutoModelForImageTextToText.from_pretrained(tiny(name)).eval()
+    model = transformers.AutoModelForImageTextToText.from_pretrained(tiny(name)).eval()
     prompts = [loaded.prepare(VISION_CASES[c]) for c in ("one image", "no media", "mixture")]
     settings = {"max_new_tokens": 3, "do_sample": False, "eos_token_id": None}
     batch = model.generate(**for_hf_batch(prompts, loaded.pad_token_id), **settings)[:, -3:]

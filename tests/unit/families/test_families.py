@@ -243,6 +243,26 @@ def test_processor_settings_we_do_not_follow_are_refused(
         load(folder)
 
 
+def test_files_that_disagree_about_the_patches_are_refused(tiny: Any, tmp_path: Path) -> None:
+    folder = edited(copied(tiny("qwen2_vl"), tmp_path), "preprocessor_config.json", patch_size=16)
+    with pytest.raises(ModelError, match=r"patch_size is 14 in config\.json and 16 in preprocessor_config\.json"):
+        load(folder)
+
+
+def test_a_video_without_frames_is_refused(family: Any) -> None:
+    empty = replace(film(1, 30, 30), frames=np.zeros((0, 30, 30, 3), np.uint8), timestamps=(), where="part 2")
+    with pytest.raises(MediaError, match="part 2: the video has no frames"):
+        family("qwen2_vl").count(Conversation((user(empty, "?"),)))
+
+
+def test_one_frame_is_a_video_too(family: Any) -> None:
+    for name in VL_FAMILIES:
+        prompt = family(name).prepare(Conversation((user(film(1, 64, 64), "?"),)))
+        assert prompt.media[0].grid is not None
+        assert prompt.media[0].grid[0] == 1
+        assert len(prompt.for_hf()["pixel_values_videos"]) == np.prod(prompt.media[0].grid)
+
+
 @pytest.mark.parametrize("file", ["preprocessor_config.json", "tokenizer.json", "chat_template.jinja", "config.json"])
 def test_a_missing_file_is_named(file: str, tiny: Any, tmp_path: Path) -> None:
     folder = copied(tiny("qwen2_vl"), tmp_path)

@@ -96,11 +96,9 @@ def test_spellings_in_user_text_stay_text(name: str, family: Any) -> None:
 
 
 @pytest.mark.parametrize("name", GENERIC)
-def test_batch_equals_single(name: str, tiny: Any, family: Any) -> None:
-    from transformers import AutoModelForImageTextToText
-
+def test_batch_equals_single(name: str, tiny: Any, family: Any, transformers: Any) -> None:
     loaded = family(name)
-    model = AutoModelForImageTextToText.from_pretrained(tiny(name)).eval()
+    model = transformers.AutoModelForImageTextToText.from_pretrained(tiny(name)).eval()
     prompts = [loaded.prepare(c) for c in CASES.values()]
     settings = {"max_new_tokens": 5, "do_sample": False, "eos_token_id": None}
     batch = model.generate(**for_hf_batch(prompts, loaded.pad_token_id), **settings)[:, -5:]

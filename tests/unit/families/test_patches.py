@@ -36,12 +36,12 @@ def by_hand(frames: npt.NDArray[np.uint8], rule: PatchRule) -> npt.NDArray[np.fl
 
 @pytest.mark.parametrize("name", VL_FAMILIES)
 @pytest.mark.parametrize(("height", "width"), [(1, 1), (60, 90), (333, 77), (500, 701)])
-def test_images_equal_transformers_pillow_processor_bit_for_bit(name: str, height: int, width: int, tiny: Any) -> None:
-    from transformers import AutoImageProcessor
-
+def test_images_equal_transformers_pillow_processor_bit_for_bit(
+    name: str, height: int, width: int, tiny: Any, transformers: Any
+) -> None:
     from visavis.families import load_family
 
-    reference = AutoImageProcessor.from_pretrained(tiny(name), backend="pil")
+    reference = transformers.AutoImageProcessor.from_pretrained(tiny(name), backend="pil")
     assert type(reference).__name__.endswith("Pil")
     settings = load_family(str(tiny(name))).settings  # type: ignore[attr-defined]
     pixels = picture(height, width, 7).pixels

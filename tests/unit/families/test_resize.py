@@ -68,6 +68,11 @@ def test_too_long_an_image_is_refused_with_its_numbers(height: int, width: int) 
     assert smart_resize(10, 2000, cell=28, bounds=QWEN2)  # exactly 200 is allowed
 
 
+def test_an_empty_image_is_refused() -> None:
+    with pytest.raises(MediaError, match="part: 5×0 pixels"):
+        smart_resize(0, 5, cell=28, bounds=QWEN2, where="part")
+
+
 @given(
     st.integers(1, 3000), st.integers(1, 3000), st.sampled_from([28, 32]), st.integers(4, 2000), st.integers(0, 2000)
 )

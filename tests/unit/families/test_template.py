@@ -51,8 +51,7 @@ def loaded(folders: dict[str, Path]) -> dict[str, tuple[HFTokenizer, ChatTemplat
 
 
 @pytest.fixture(scope="session")
-def references(folders: dict[str, Path]) -> dict[str, Any]:
-    transformers = pytest.importorskip("transformers", reason="the reference is transformers (extra: hf)")
+def references(folders: dict[str, Path], transformers: Any) -> dict[str, Any]:
     return {name: transformers.AutoTokenizer.from_pretrained(folder) for name, folder in folders.items()}
 
 
@@ -310,6 +309,16 @@ def test_the_helpers_templates_count_on_are_there(tmp_path: Path) -> None:
     )
     wanted = '"hello"4{"a": "<é>", "b": 1}<|im_end|>True'
     assert render(tmp_path, template, Conversation((user("hello"), said("assistant", "x")))).text == wanted
+
+
+def test_templates_may_name_the_models_own_tokens(tmp_path: Path) -> None:
+    tok.save_tokenizer(
+        tmp_path, tok.qwen_tokenizer(), "{{ image_token }}{{ bos_token is none }}{{ messages[0].content }}",
+        eos="<|im_end|>", pad="<|endoftext|>", extra={"extra_special_tokens": {"image_token": "<|image_pad|>"}},
+    )  # fmt: skip
+    folder = ModelFolder(tmp_path, "tiny")
+    template = ChatTemplate(folder, HFTokenizer(folder), multimodal=False)
+    assert template.render(Conversation((user("x"),))).text == "<|image_pad|>Falsex"
 
 
 def test_json_text_of_arguments_becomes_an_object_where_the_template_wants_one(tmp_path: Path) -> None:
