@@ -62,14 +62,20 @@ def _not_fitting(plan: Plan, shape: ModelShape, quantization: Quantization | Non
             if ranks > plan.tensor_parallel_size and all(h % ranks == 0 for h in heads) and holds(ranks, quantization):
                 ways.append(f"{ranks} such cards (--tensor-parallel-size {ranks})")
                 break
-    if plan.device.kind != "cpu":
+    offloading = {"vllm": f"vllm --cpu-offload-gb {-(-missing // GIB):.0f}", "hf": "hf device_map=auto"}
+    if plan.device.kind == "cuda" and (named := [offloading[e.engine] for e in short if e.engine in offloading]):
         seconds = missing / OFFLOAD_BANDWIDTH
         ways.append(
-            f"{format_bytes(missing)} of weights kept in host memory (vllm --cpu-offload-gb {-(-missing // GIB):.0f}, "
-            f"hf device_map=auto): every step reads them over PCIe, {1000 * seconds:.0f} ms more a token"
+            f"{format_bytes(missing)} of weights kept in host memory ({', '.join(named)}): every step reads them over "
+            f"PCIe, {1000 * seconds:.0f} ms more a token"
         )
     if any(_room(plan, engine) > 0 for engine in short):
         ways.append("smaller images, a shorter prompt or a shorter answer: the weights alone do fit")
+    if not ways:
+        names = ", ".join(e.engine for e in short)
+        return [
+            Advice("does not fit", f"{text}Nothing {names} can do makes it fit: a larger card, or other --backends.")
+        ]
     only = "Only a quantised, split or offloaded run fits: " if quantization is None else "What fits: "
     return [Advice("does not fit", text + only + "; ".join(ways) + ".")]
 

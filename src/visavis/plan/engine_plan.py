@@ -24,6 +24,9 @@ BLOCK_SIZE = 16  # tokens, of vLLM and of the native engine
 
 @dataclass(frozen=True, slots=True)
 class Asked:
+    """The question a plan answers. `quantization` is what the weights are in, `load_time` the same where the engine is
+    to make it of 16-bit ones."""
+
     shape: ModelShape
     device: Device
     work: Workload
@@ -36,19 +39,26 @@ class Asked:
     path: str
 
     def case(self, facts: EngineFacts) -> Case:
-        weights = weight_bytes(self.shape, dtype=self.dtype, quantization=self.quantization, ranks=1)
-        kv = kv_geometry(self.shape.text, dtype=self.kv_dtype, ranks=1, block_size=BLOCK_SIZE)
-        ranks = self.ranks
-        if facts.sized_by == "batch" and ranks > 1:
-            # Whole layers on each card: weights and cache are divided, a step's activations are not.
-            share = KvGeometry(math.ceil(kv.bytes_per_token / ranks), BLOCK_SIZE)
-            return Case(self.shape, self.work, self.device, 1, self.dtype, sum(weights.values()) / ranks, share, ranks)
+        """The question as it is for this engine."""
+        # transformers lays whole layers over the cards: weights and cache are divided, a step's activations are not.
+        spread = self.ranks if facts.sized_by == "batch" else 1
+        ranks = 1 if spread > 1 else self.ranks
         weights = weight_bytes(self.shape, dtype=self.dtype, quantization=self.quantization, ranks=ranks)
         kv = kv_geometry(self.shape.text, dtype=self.kv_dtype, ranks=ranks, block_size=BLOCK_SIZE)
-        return Case(self.shape, self.work, self.device, ranks, self.dtype, sum(weights.values()), kv)
+        return Case(
+            shape=self.shape,
+            work=self.work,
+            device=self.device,
+            ranks=ranks,
+            dtype=self.dtype,
+            weight_bytes=sum(weights.values()) / spread,
+            kv=KvGeometry(math.ceil(kv.bytes_per_token / spread), BLOCK_SIZE),
+            spread=spread,
+        )
 
 
 def plan_engine(asked: Asked, facts: EngineFacts, *, dtype_asked: str, kv_asked: str) -> EnginePlan:
+    """What fits this engine. `dtype_asked` and `kv_asked` are as they were given, `auto` where nobody said."""
     refused = refusal(
         facts,
         asked.shape,

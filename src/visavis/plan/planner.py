@@ -12,7 +12,7 @@ from visavis.families.resize import PixelBounds
 from visavis.plan.advice import advise
 from visavis.plan.devices import Device
 from visavis.plan.engine_plan import BLOCK_SIZE, Asked, plan_engine, weight_parts
-from visavis.plan.engines import ENGINES, EngineFacts
+from visavis.plan.engines import ENGINES, EngineFacts, refusal
 from visavis.plan.fit import fit, requests_held
 from visavis.plan.memory import KV_DTYPE_BYTES, kv_geometry
 from visavis.plan.quantization import Quantization, by_name
@@ -136,7 +136,15 @@ class _Question:
 
     def holds(self, ranks: int, quantization: Quantization | None) -> bool:
         other = replace(self.asked, ranks=ranks, quantization=quantization)
-        return any(_holds_one(other, one) for one in self.facts)
+        return any(_could_run(other, one) and _holds_one(other, one) for one in self.facts)
+
+
+def _could_run(asked: Asked, facts: EngineFacts) -> bool:
+    """Whether the engine takes this model on so many cards, its weights quantised by itself or in a checkpoint."""
+    if asked.quantization is not None and not facts.checkpoints and asked.quantization.name not in facts.quantization:
+        return False
+    kind = asked.device.kind
+    return not refusal(facts, asked.shape, None, load_time=False, device=kind, ranks=asked.ranks, kv_dtype=None)
 
 
 def _holds_one(asked: Asked, facts: EngineFacts) -> bool:

@@ -83,6 +83,14 @@ def test_smaller_requests_are_offered_only_where_they_help() -> None:
     assert "smaller images" in text
 
 
+def test_only_what_the_engines_asked_for_can_do_is_offered() -> None:
+    text = advice(qwen2_vl_7b(), card(15.65), "does not fit", engines=("native",))
+    assert "int8" not in text  # native does not quantise
+    assert "such cards" not in text  # and runs on one card
+    assert "offload" not in text
+    assert "Nothing native can do" in text
+
+
 def test_what_cannot_help_is_not_offered() -> None:
     text = advice(qwen3_vl_235b_fp8(), card(24), "does not fit")
     assert "int4" not in text  # it is quantised already
