@@ -39,9 +39,9 @@ class BlockPool:
 
 
 class KVCache:
-    """Keys and values of all layers: (layers, slots, 2, kv_heads, head_dim), slot = block · block_size + offset.
+    """Keys and values of all layers: (layers, slots, 2 · kv_heads, head_dim), slot = block · block_size + offset.
 
-    A token's keys and values lie side by side, so that one write stores both.
+    A token's keys and values lie side by side, keys first, so that one write stores both.
     """
 
     def __init__(
@@ -56,9 +56,10 @@ class KVCache:
         dtype: torch.dtype,
     ) -> None:
         self.block_size = block_size
+        self.num_kv_heads = num_kv_heads
         # empty, not zeros: on a CPU pages are only committed once a slot is used, and no slot is read before.
         self.data = torch.empty(
-            (num_layers, num_blocks * block_size, 2, num_kv_heads, head_dim), device=device, dtype=dtype
+            (num_layers, num_blocks * block_size, 2 * num_kv_heads, head_dim), device=device, dtype=dtype
         )
 
     def locate(self, block_table: list[int], num_tokens: int) -> slice | torch.Tensor:

@@ -9,7 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from visavis.engine.kernels.base import AttentionRow, Kernels, Rotation, StepLayout
-from visavis.engine.kernels.dense_decode import DenseDecode
+from visavis.engine.kernels.torch_decode import DecodeAttention, DecodeBatch, read
 from visavis.engine.kv_cache import KVCache
 
 __all__ = ["TorchKernels"]
@@ -45,39 +45,41 @@ class TorchNorm:
         self.eps = eps
         # sqrt(mean(x²) + eps) = hypot(‖x‖, sqrt(n·eps)) / sqrt(n): half the calls of the spelled-out formula.
         self.floor = torch.tensor(math.sqrt(size * eps), device=device)
-        self.scale = math.sqrt(size)
+        self.scaled_weight: torch.Tensor | None = None
         self.exact = dtype == torch.float32
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self.exact:
+            if self.scaled_weight is None:  # the weight is filled in after construction
+                self.scaled_weight = self.weight * math.sqrt(self.weight.shape[0])
             length = torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(self.floor)
             return (x / length).mul_(self.scaled_weight)
         wide = x.float()
         wide = wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + self.eps)
         return wide.to(x.dtype) * self.weight
 
-    @property
-    def scaled_weight(self) -> torch.Tensor:
-        # Made on first use: the weight is filled in after construction.
-        scaled = self.__dict__.get("_scaled")
-        if scaled is None:
-            scaled = self.__dict__["_scaled"] = self.weight * self.scale
-        return scaled
-
 
 @dataclass(slots=True)
 class TorchPlan:
-    layout: StepLayout
-    dense: DenseDecode | None  # set when the decodes run as one batch
-    singles: list[slice | torch.Tensor]  # otherwise: the cache slots of each decode
-    chunks: list[tuple[slice | torch.Tensor | None, torch.Tensor | None]]  # per prefill: slots (None: all new), mask
+    slot_mapping: torch.Tensor
+    decodes: DecodeBatch | None
+    chunks: list[Chunk]
+
+
+@dataclass(slots=True)
+class Chunk:
+    """A prompt chunk, rows start … stop of the step; `slots` of all its tokens so far, None when all are new."""
+
+    start: int
+    stop: int
+    slots: slice | torch.Tensor | None
+    mask: torch.Tensor | None
 
 
 class TorchKernels(Kernels):
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
         self.device = device
         self.dtype = dtype
-        self.dense = DenseDecode()
 
     def linear(self, in_features: int, out_features: int, *, bias: bool) -> TorchLinear:
         return TorchLinear(in_features, out_features, bias, self.device, self.dtype)
@@ -90,67 +92,55 @@ class TorchKernels(Kernels):
         heads.mul_(rotation.cos).addcmul_(rolled, rotation.signed_sin)
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
-        gate, up = gate_up.chunk(2, dim=-1)
-        return F.silu(gate).mul_(up)
+        width = gate_up.shape[1] // 2
+        return F.silu(gate_up.narrow(1, 0, width)).mul_(gate_up.narrow(1, width, width))
 
     def bind_cache(self, cache: KVCache) -> None:
         self.cache = cache
-        self.dense.bind(cache)
+        self.layers = cache.data.unbind(0)
+        self.decode_attention = DecodeAttention(cache)
 
     def plan(self, layout: StepLayout) -> TorchPlan:
-        dense = self.dense if self.dense.begin(layout.decodes) else None
-        singles = [] if dense else [self.cache.locate(row.block_table, row.num_keys) for row in layout.decodes]
-        chunks = [
-            (self.cache.locate(row.block_table, row.num_keys) if row.num_context else None, _mask(row, self.device))
-            for row in layout.prefills
-        ]
-        return TorchPlan(layout, dense, singles, chunks)
+        decodes = self.decode_attention.plan(layout.decodes) if layout.decodes else None
+        chunks = []
+        start = len(layout.decodes)
+        for row in layout.prefills:
+            slots = self.cache.locate(row.block_table, row.num_keys) if row.num_context else None
+            chunks.append(Chunk(start, start + row.num_new, slots, _mask(row, self.device)))
+            start += row.num_new
+        return TorchPlan(layout.slot_mapping, decodes, chunks)
 
     def attention(self, layer: int, qkv: torch.Tensor, num_heads: int, plan: TorchPlan) -> torch.Tensor:
-        cache = self.cache.data[layer]
-        queries = qkv[:, :num_heads]
-        new = qkv[:, num_heads:].unflatten(1, cache.shape[1:3])
-        cache.index_copy_(0, plan.layout.slot_mapping, new)
-        num_decodes = len(plan.layout.decodes)
+        cache = self.layers[layer]
+        num_new = cache.shape[1]
+        queries, new = qkv.split_with_sizes((num_heads, num_new), 1)
+        cache.index_copy_(0, plan.slot_mapping, new)
+        if not plan.chunks:
+            assert plan.decodes is not None
+            return plan.decodes.attend(layer, queries, new)
         parts: list[torch.Tensor] = []
-        if plan.dense is not None:
-            parts.append(plan.dense.attend(layer, queries[:num_decodes], new[:num_decodes]))
-        for i, slots in enumerate(plan.singles):
-            parts.append(_attend(queries[i : i + 1], _read(cache, slots), None))
-        start = num_decodes
-        for row, (context, mask) in zip(plan.layout.prefills, plan.chunks, strict=True):
-            stop = start + row.num_new
-            keys_values = new[start:stop] if context is None else _read(cache, context)
-            parts.append(_attend(queries[start:stop], keys_values, mask))
-            start = stop
+        if plan.decodes is not None:
+            count = plan.chunks[0].start
+            parts.append(plan.decodes.attend(layer, queries[:count], new[:count]))
+        for chunk in plan.chunks:
+            stored = new[chunk.start : chunk.stop] if chunk.slots is None else read(cache, chunk.slots)
+            parts.append(_attend_chunk(queries[chunk.start : chunk.stop], stored, chunk.mask))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
-def _read(cache: torch.Tensor, slots: slice | torch.Tensor) -> torch.Tensor:
-    """(slots, 2, K, D) of one layer; a view when the slots are one run."""
-    return cache[slots] if isinstance(slots, slice) else cache.index_select(0, slots)
-
-
 def _mask(row: AttentionRow, device: torch.device) -> torch.Tensor | None:
-    """(num_new, num_keys) True where a chunk's token may look; None when plain causal or no mask at all says it."""
-    if row.num_context == 0 or row.num_new == 1:
+    """(num_new, num_keys) True where a chunk's token may look; None when the chunk has no context (plain causal)."""
+    if row.num_context == 0:
         return None
     return torch.ones((row.num_new, row.num_keys), dtype=torch.bool, device=device).tril_(row.num_context)
 
 
-def _attend(queries: torch.Tensor, keys_values: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """queries (n, H, D) of one request over (keys, 2, K, D) → (n, H·D); with no mask causal when n = keys."""
-    num_new, num_heads, head_dim = queries.shape
-    num_kv_heads = keys_values.shape[2]
-    group = num_heads // num_kv_heads
-    if num_new == 1:
-        # The query heads that share a key head become rows of one product, instead of copies of the keys.
-        q = queries.view(1, num_kv_heads, group, head_dim)
-        k, v = keys_values.unsqueeze(0).permute(2, 0, 3, 1, 4)
-        return F.scaled_dot_product_attention(q, k, v).reshape(1, num_heads * head_dim)
+def _attend_chunk(queries: torch.Tensor, stored: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
+    """queries (n, H, D) of one request over its keys and values (m, 2K, D) → (n, H·D); no mask: causal, m = n."""
+    group = queries.shape[1] * 2 // stored.shape[1]
     q = queries.transpose(0, 1).unsqueeze(0)
-    k, v = keys_values.permute(1, 2, 0, 3).unsqueeze(1)
+    k, v = stored.transpose(0, 1).unsqueeze(0).chunk(2, dim=1)
     if group > 1:
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
-    return out[0].transpose(0, 1).reshape(num_new, num_heads * head_dim)
+    return out[0].transpose(0, 1).reshape(queries.shape[0], -1)
