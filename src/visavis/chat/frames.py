@@ -84,6 +84,6 @@ def spread(first: int, last: int, count: int, defaults: VideoDefaults) -> list[i
     """`count` indices spread over first…last."""
     total = last - first + 1
     if defaults.spacing == "stride":
-        # float32, as torch.arange: in long videos its rounding decides about single frames
-        return [first + int(np.float32(i * (total / count))) for i in range(count)]
+        # Exact. transformers' torch.arange rounds in float32: beyond some 17,000 frames it may take a neighbour.
+        return [first + i * total // count for i in range(count)]
     return [int(i) for i in np.linspace(first, last, count).round()]

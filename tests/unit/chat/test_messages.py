@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import io
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from PIL import Image as PILImage
 
 from tests.unit.chat.making import png, video
 from visavis.chat import Conversation, Image, Message, PixelLimits, Text, Video, normalize
+from visavis.chat.fetch import PERMISSIVE
 from visavis.errors import InputError, MediaError, MessageError, OptionError
 
 RED = png((5, 4), (255, 0, 0))
@@ -120,6 +122,8 @@ def test_the_older_function_call_is_a_tool_call() -> None:
 def test_refusals_and_reasoning_of_an_assistant_are_kept() -> None:
     (message,) = normalize([{"role": "assistant", "content": None, "refusal": "No.", "reasoning": "hm"}]).messages
     assert message.parts == (Text("No."),)
+    (both,) = normalize([{"role": "assistant", "content": "Well.", "refusal": "No."}]).messages
+    assert both.parts == (Text("Well."), Text("No."))
     assert message.reasoning_content == "hm"
     again = normalize(Conversation((message,)))
     assert again.messages == (message,)
@@ -367,6 +371,23 @@ def test_a_broken_image_names_its_part_and_echoes_nothing() -> None:
         with pytest.raises(MediaError) as caught:
             normalize([{"role": "user", "content": [{"type": "image_url", "image_url": wrapped}]}])
         assert len(str(caught.value)) < 300
+
+
+def test_errors_about_content_name_the_source_once(tmp_path: Path) -> None:
+    path = tmp_path / "page.png"
+    path.write_bytes(b"<html>" + bytes(100).hex().encode())
+    for kind in ("image", "file"):
+        with pytest.raises(MediaError) as caught:
+            normalize([{"role": "user", "content": [{"type": kind, "path": str(path)}]}])
+        reason = f"{path} is a web page (HTML), not an image: the link leads to a page, not to the picture itself"
+        assert str(caught.value) == f"messages[0].content[0].path: {reason}"
+    # what it is comes before how large it is
+    with pytest.raises(MediaError, match="is a web page"):
+        normalize([{"role": "user", "content": [path]}], policy=replace(PERMISSIVE, max_bytes=10))
+    path.write_bytes(RED)
+    with pytest.raises(MediaError) as caught:
+        normalize([{"role": "user", "content": [path]}], policy=replace(PERMISSIVE, max_bytes=10))
+    assert str(caught.value).count("page.png") == 1
 
 
 # ---- options ---------------------------------------------------------------------------------------------------------
