@@ -6,6 +6,7 @@ is a WorkerDiedError of the requests in it; `load` starts a new one.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -70,6 +71,7 @@ class WorkerModel(ModelInterface):
         self._capabilities = Capabilities()
         self._run_id = 0
         self._usage: Usage | None = None
+        self._death = ""  # how it died
 
     @property
     def pid(self) -> int | None:
@@ -110,7 +112,7 @@ class WorkerModel(ModelInterface):
         fetch_weights(self._family().folder)  # here, where its progress is seen and no time-out holds
         start = self.clock()
         progress("start", 0.0)
-        self._usage = None
+        self._usage, self._death = None, ""
         self._child = child = ChildProcess(MODULE, self._python, label=self.name, env=self._env)
         self._finalizer = weakref.finalize(self, child.end)  # also at interpreter exit
         self._channel = channel = Channel(child.connection, child.alive)
@@ -180,15 +182,18 @@ class WorkerModel(ModelInterface):
                     return
         finally:
             # Left early: the child must be at rest before the next batch, whose times would count the wait.
+            # If it dies meanwhile, nothing of this batch is left to wait for, and the next one says so.
             if not ended and self._channel is not None:
-                self._tell(Abort(run_id, tuple(request.index for request in requests)))
-                while not ended:
-                    message = self._next("aborting", self._idle_timeout_s)
-                    ended = isinstance(message, RunEnded) and message.run_id == run_id
+                with contextlib.suppress(WorkerDiedError):
+                    self._tell(Abort(run_id, tuple(request.index for request in requests)))
+                    while not ended:
+                        message = self._next("aborting", self._idle_timeout_s)
+                        ended = isinstance(message, RunEnded) and message.run_id == run_id
 
     def _abort(self, index: int) -> None:
         if self._channel is not None:
-            self._tell(Abort(self._run_id, (index,)))
+            with contextlib.suppress(WorkerDiedError):  # what takes the events raises it
+                self._tell(Abort(self._run_id, (index,)))
 
     # ---- talking to the child ----------------------------------------------------------------------------------
 
@@ -218,7 +223,8 @@ class WorkerModel(ModelInterface):
 
     def _connected(self) -> Channel:
         if self._channel is None:
-            raise WorkerDiedError(f"{self.name}: the worker has died; call load() to start a new one")
+            before = f". {self._death}" if self._death else ""
+            raise WorkerDiedError(f"{self.name}: the worker has died; call load() to start a new one{before}")
         return self._channel
 
     def _died(self, doing: str, error: ChannelClosedError) -> NoReturn:
@@ -234,4 +240,5 @@ class WorkerModel(ModelInterface):
         tail = child.log_tail()
         child.end()
         said = f"; its last words:\n{tail}" if tail else "; it printed nothing"
-        raise WorkerDiedError(f"{self.name}: the worker (process {child.pid}) {what}{said}") from None
+        self._death = f"{self.name}: the worker (process {child.pid}) {what}{said}"
+        raise WorkerDiedError(self._death) from None

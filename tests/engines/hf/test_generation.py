@@ -13,7 +13,7 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
-from tests.engines.hf.conftest import Folder, Load, mixed_prompts
+from tests.engines.hf.conftest import Folder, Load, mixed_prompts, picture
 from tests.reference.tiny_models import FAMILIES, VL_FAMILIES
 from visavis.backends.hf import HuggingFaceModel
 from visavis.backends.options import EngineOptions
@@ -47,6 +47,35 @@ def test_greedy_answers_are_transformers_own_alone_and_in_a_batch(family: str, f
     assert together == alone
     for place in (1, len(prompts) - 1):
         assert alone[place] == plain_generate(folder(family), prompts[place], family, 24)
+
+
+@pytest.mark.parametrize("family", VL_FAMILIES)
+def test_videos_beside_images_and_text_in_one_batch(family: str, folder: Folder, loaded: Load) -> None:
+    model = loaded(family)
+    frames = [picture(seed, 64, 96) for seed in range(4)]
+    content = [{"type": "video", "video": frames, "fps": 2.0}, {"type": "text", "text": "what happens?"}]
+    with_video = model.prepare([{"role": "user", "content": content}])
+    assert with_video.media[0].kind == "video"
+    prompts = [with_video, *mixed_prompts(model, family)[-2:], mixed_prompts(model, family)[0]]
+    asked = SamplingParams(max_tokens=16, min_tokens=16)
+    together = [list(c.token_ids) for c in model.complete(prompts, asked)]
+    assert together == [list(model.complete([p], asked)[0].token_ids) for p in prompts]
+    assert together[0] == plain_generate(folder(family), with_video, family, 16)
+
+
+@pytest.mark.parametrize("name", ["make_llava", "make_idefics3"])
+def test_other_families_run_through_transformers_own_processor(name: str, tmp_path: Path) -> None:
+    from tests.reference import tiny_generic
+
+    with HuggingFaceModel() as model:
+        model.load(str(getattr(tiny_generic, name)(tmp_path / name)), EngineOptions())
+        look = {"type": "text", "text": "look"}
+        contents: list[Any] = ["hi", [{"type": "image", "image": picture(1, 90, 130)}, look], "a longer question " * 5]
+        prompts = [model.prepare([{"role": "user", "content": content}]) for content in contents]
+        asked = params(max_tokens=8)
+        together = model.complete(prompts, asked)
+        assert [c.error for c in together] == [None] * 3
+        assert [c.token_ids for c in together] == [model.complete([p], asked)[0].token_ids for p in prompts]
 
 
 def test_unequal_requests_in_one_batch_each_get_their_own(loaded: Load) -> None:

@@ -332,7 +332,7 @@ import os, sys, time
 from visavis.backends.options import EngineOptions
 from visavis.backends.worker import WorkerModel
 model = WorkerModel("fake")
-model.load(None, EngineOptions(extra={{"answers": "abc" * 500, "real_step_s": 0.01}}))
+model.load(None, EngineOptions(extra={{"answers": "a b c d " * 300, "real_step_s": 0.01}}))
 print(model.pid, flush=True)
 {then}
 """
@@ -360,6 +360,23 @@ def test_no_worker_outlives_its_parent(then: str) -> None:
         parent.kill()
     parent.wait(20)
     parent.stdout.close()
+    assert is_gone(pid)
+
+
+def test_ctrl_c_while_answering_ends_both_at_once() -> None:
+    loop = "print(next(s := model.stream_batch([model.prepare('hi')])).index, flush=True); list(s)"
+    parent = subprocess.Popen(
+        [sys.executable, "-c", ORPHAN.format(then=loop)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=ROOT
+    )
+    assert parent.stdout is not None
+    pid = int(parent.stdout.readline())
+    assert parent.stdout.readline() == b"0\n", "it has begun to answer"
+    began = time.monotonic()
+    parent.send_signal(signal.SIGINT)
+    _, said = parent.communicate(timeout=20)
+    assert time.monotonic() - began < 5, "the answer would have taken 10 s"
+    assert parent.returncode == -signal.SIGINT
+    assert said.decode().rstrip().endswith("KeyboardInterrupt")
     assert is_gone(pid)
 
 
