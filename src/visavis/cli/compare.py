@@ -116,6 +116,7 @@ def run(args: Namespace) -> int:
         batch=not args.no_batch,
         optional=args.backends is None,
         skipped=tuple(skipped),
+        folder=family.folder.path if family.folder.repo_id is None else None,
     )
     _print_before(args, output, plan.backends, cases, family.folder.name, first_image)
     with output.only_ours(), _progress(output) as say:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
 from visavis.backends.base import ModelInterface, Progress
@@ -41,7 +42,7 @@ class Plan:
     batch: bool = True  # also all prompts at once
     optional: bool = False  # the backends were not asked for by name: one that cannot take the model is skipped
     skipped: tuple[SkippedBackend, ...] = ()
-    notes: tuple[str, ...] = ()
+    folder: Path | None = None  # the model's files, watched for changes between the backends
 
 
 def compare(plan: Plan, cases: Sequence[Case], open_model: Opener, say: Say) -> Comparison:
@@ -65,8 +66,8 @@ def compare(plan: Plan, cases: Sequence[Case], open_model: Opener, say: Say) -> 
         requested_sampling=plan.sampling.asked(),
         prompts=tuple(case.record() for case in cases),
         skipped=list(plan.skipped),
-        notes=list(plan.notes),
     )
+    files = _files(plan.folder)
     reference: BackendResult | None = None
     recorded: dict[str, Completion] = {}
     several = len(plan.backends) > 1
@@ -95,6 +96,8 @@ def compare(plan: Plan, cases: Sequence[Case], open_model: Opener, say: Say) -> 
             mine.error = str(error)
         if reference is None and mine.answers and mine.error is None:
             reference = mine
+    if _files(plan.folder) != files:
+        result.notes.append(f"the files of {plan.folder} changed meanwhile: not every backend had the same model")
     _add_notes(result)
     result.verdict = verdict(result)
     return result
@@ -141,6 +144,14 @@ def _compare_with(
 
 def _greedy(sampling: Mapping[str, Any]) -> bool:
     return bool(sampling["settings"]["temperature"]["value"] == 0)
+
+
+def _files(folder: Path | None) -> list[tuple[str, int, int]]:
+    """Name, size and time of change of each file of the model."""
+    if folder is None or not folder.is_dir():
+        return []
+    stats = [(p.name, p.stat()) for p in sorted(folder.iterdir()) if p.is_file()]
+    return [(name, stat.st_size, stat.st_mtime_ns) for name, stat in stats]
 
 
 def _memory(model: ModelInterface, mine: BackendResult) -> None:

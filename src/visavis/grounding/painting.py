@@ -137,7 +137,7 @@ def _label(
 
 def _fitted(pen: ImageDraw.ImageDraw, name: str, font: Any, room: int) -> str:
     """`name`, on one line, cut with an ellipsis where the image is too narrow; "" where not even one letter fits."""
-    name = " ".join(name.split())
+    name = " ".join(name[:200].split())
     if pen.textlength(name, font=font) + 8 <= room:
         return name
     while name and pen.textlength(f"{name}…", font=font) + 8 > room:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -210,3 +211,20 @@ def test_busy_machine_is_said(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> 
         machine = {"load_average": load, "cores": 2}
         monkeypatch.setattr("visavis.compare.runner.describe", lambda machine=machine: machine)
         assert any("load average 7.5 on 2 cores" in note for note in bench.run().notes) is said
+
+
+def test_model_that_changes_between_the_backends_is_said(bench: Bench, tmp_path: Path) -> None:
+    weights = tmp_path / "model.safetensors"
+    weights.write_bytes(b"old")
+    bench.add("native", answers=[11])
+    bench.add("hf", answers=[11])
+    assert not any("changed meanwhile" in note for note in bench.run(folder=tmp_path).notes)
+    usual = bench.open
+
+    def retrain(name: str, progress: Any) -> Any:
+        if name == "hf":
+            weights.write_bytes(b"newer")
+        return usual(name, progress)
+
+    bench.open = retrain  # type: ignore[method-assign]
+    assert any("changed meanwhile" in note for note in bench.run(folder=tmp_path).notes)
