@@ -120,8 +120,11 @@ def _best_device() -> str:
 
 
 def _main_device(placement: Any) -> torch.device:
-    if isinstance(placement, Mapping) and set(placement) == {""}:
-        return torch.device(placement[""])
+    if isinstance(placement, Mapping):
+        if set(placement) == {""}:
+            return torch.device(placement[""])
+        if all(str(place) in ("cpu", "disk") for place in placement.values()):
+            return torch.device("cpu")
     return torch.device(_best_device())
 
 
