@@ -1,0 +1,124 @@
+"""The law of parity between real engines: float32, greedy, token for token; alone and in a batch.
+
+The references are `native` and transformers (`hf`), asked once per model; then each peer is asked the same prompts.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import visavis
+from tests.peers import make_environment
+from tests.peers.conftest import worker
+from visavis.backends.worker import WorkerModel
+from visavis.completion import Completion
+from visavis.prompt import Prompt
+from visavis.sampling import SamplingParams
+
+pytestmark = pytest.mark.peers
+
+TEXT_FAMILIES = ("qwen2", "qwen3", "llama")
+VL_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+NUM_TOKENS = 24
+Start = Callable[..., WorkerModel]
+
+
+def _image(height: int, width: int, seed: int) -> np.ndarray[Any, Any]:
+    return np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+
+
+def _conversations(images: bool) -> list[list[dict[str, Any]]]:
+    """Texts short and longer than a page of any cache; with 0, 1 and 2 images of unequal sizes."""
+    texts = ["Hello", "the thing and so on and on, in and out " * 12]
+    contents: list[Any] = list(texts)
+    if images:
+        one = {"type": "image", "image": _image(80, 120, 1)}
+        contents.append([one, {"type": "text", "text": "what is it"}])
+        contents.append(
+            [
+                {"type": "image", "image": _image(200, 60, 2)},
+                {"type": "text", "text": "and"},
+                {"type": "image", "image": _image(64, 64, 3)},
+                {"type": "text", "text": "the other"},
+            ]
+        )
+    return [[{"role": "user", "content": content}] for content in contents]
+
+
+def _answers(model: WorkerModel, prompts: Sequence[Prompt]) -> tuple[list[Completion], list[Completion]]:
+    """Each prompt alone, then all together."""
+    params = SamplingParams(max_tokens=NUM_TOKENS, ignore_eos=True)
+    return [model.complete([prompt], params)[0] for prompt in prompts], model.complete(prompts, params)
+
+
+_REFERENCES: dict[str, tuple[list[Prompt], list[tuple[int, ...]]]] = {}
+
+
+def _reference(
+    start: Start, folder: Path | None, conversations: list[Any]
+) -> tuple[list[Prompt], list[tuple[int, ...]]]:
+    """Prompts, and the ids on which native and transformers agree."""
+    key = str(folder)
+    if key not in _REFERENCES:
+        found = {}
+        for engine in ("hf", "native"):
+            model = start(engine, folder, enforce_eager=False, max_num_seqs=None)
+            prompts = [model.prepare(c) for c in conversations]
+            alone, together = _answers(model, prompts)
+            found[engine] = [c.token_ids for c in alone]
+            assert [c.token_ids for c in together] == found[engine]
+            model.close()
+        assert found["native"] == found["hf"]
+        _REFERENCES[key] = prompts, found["hf"]
+    return _REFERENCES[key]
+
+
+def _check(start: Start, engine: str, folder: Path | None, conversations: list[Any]) -> None:
+    worker(engine)  # skips before the references are made
+    prompts, expected = _reference(start, folder, conversations)
+    model = start(engine, folder)
+    alone, together = _answers(model, prompts)
+    assert [c.error for c in (*alone, *together)] == [None] * 2 * len(prompts)
+    assert [c.token_ids for c in alone] == expected
+    assert [c.token_ids for c in together] == expected
+    assert {len(ids) for ids in expected} == {NUM_TOKENS}
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("family", TEXT_FAMILIES)
+def test_text_models_say_the_same_tokens(start: Start, tiny: Callable[[str], Path], family: str, engine: str) -> None:
+    _check(start, engine, tiny(family), _conversations(images=False))
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("family", VL_FAMILIES)
+def test_vision_models_say_the_same_tokens_for_no_one_and_two_images(
+    start: Start, tiny: Callable[[str], Path], family: str, engine: str
+) -> None:
+    _check(start, engine, tiny(family), _conversations(images=True))
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_the_bundled_model_says_the_same_tokens_on_its_twelve_samples(start: Start, engine: str) -> None:
+    folder = Path(visavis.__file__).parent / "assets" / "samples"
+    samples = json.loads((folder / "samples.json").read_text("utf-8"))["samples"]
+    conversations = [sample["messages"] for sample in samples]
+    for part in (part for messages in conversations for message in messages for part in message["content"]):
+        if part["type"] == "image":
+            part["image"] = str(folder / part["image"])
+    assert len(conversations) == 12
+    _check(start, engine, None, conversations)
+
+
+def test_a_real_small_model_says_the_same_tokens(start: Start) -> None:
+    folder = make_environment.smollm2()
+    if folder is None:
+        pytest.skip("SmolLM2 is not there: python tests/peers/make_environment.py smollm2")
+    questions = ["What is the capital of France?", "Count from one to ten.", "Write a haiku about the sea."]
+    _check(start, "vllm", folder, [[{"role": "user", "content": q}] for q in questions])
