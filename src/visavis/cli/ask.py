@@ -101,8 +101,8 @@ def run(args: Namespace) -> int:
 
         found = completion.boxes(image[0])
         draw(image[1].pixels, found, args.draw)
-        said = f"{len(found)} drawn on {args.draw}" if len(found) else f"no box in the answer; {args.draw} is unmarked"
-        output.say(said)
+        marks = f"{len(found)} place{'s' if len(found) > 1 else ''} drawn on {args.draw}"
+        output.say(marks if len(found) else f"no box in the answer; {args.draw} is unmarked")
     if output.json:
         phases = {
             "input_s": loading - started,  # reading, decoding and preparing it, tokenizer included
@@ -182,8 +182,7 @@ def _print_after(output: Output, completion: Completion, load_s: float, tokenize
         f"load {duration(load_s)}",
         f"prepare {duration(times.prepare_s)}",
         f"first token {duration(times.first_token_s)}",
-        f"per token {duration(times.per_token_s)}",
-        f"{rate(times.decode_tokens_per_s)} tokens/s",
+        f"per token {duration(times.per_token_s)} ({rate(times.decode_tokens_per_s)} tokens/s)",
     ]
     if completion.sampling.temperature > 0:
         parts.append(f"seed {completion.sampling.seed}")

@@ -48,7 +48,7 @@ def paint(image: Any, result: GroundingResult) -> Image.Image:
 
 def line_width(size: tuple[int, int]) -> int:
     """Pixels of the coloured line: thin enough for an icon, visible on a 4K screen."""
-    return max(1, min(6, round(min(size) / 300)))
+    return max(2, min(6, round(min(size) / 300)))
 
 
 def _outline(
