@@ -81,12 +81,17 @@ def for_vllm(prompt: Prompt) -> dict[str, Any]:
 def for_sglang(prompt: Prompt) -> dict[str, Any]:
     """Keyword arguments of SGLang's `Engine.generate`: expanded ids, and images and videos as processor output, which
     SGLang neither resizes nor expands again, with our positions. One entry holds all images, one all videos, as it
-    asks."""
-    if prompt.processor_inputs:
-        raise OptionError(f"{prompt.model}: the generic family has no SGLang form with its own pixels")
+    asks. Images of the `generic` family are the originals: SGLang runs the same processor as we did."""
     inputs: dict[str, Any] = {"input_ids": list(prompt.token_ids)}
     if not prompt.media:
         return inputs
+    if prompt.patch_rule is None:
+        from PIL import Image
+
+        return {
+            "input_ids": list(prompt.canonical_ids),
+            "image_data": [Image.fromarray(m.pixels) for m in prompt.media],
+        }
     import torch
 
     made = _visual_inputs([prompt])
