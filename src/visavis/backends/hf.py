@@ -85,12 +85,14 @@ class HuggingFaceModel(ModelInterface):
             import torch
             import transformers
 
-            from visavis.backends.hf_load import load_model
+            from visavis.backends import hf_generate  # noqa: F401  (its imports belong to this phase)
+            from visavis.backends.hf_load import import_classes, load_model
         except ImportError as error:
             raise MissingExtraError(f"backend hf ({error})", "hf") from None
+        family = self._family()
+        import_classes(family, options.trust_remote_code)
         imported = time.perf_counter() - start
         progress("load", imported)
-        family = self._family()
         self._fetch_weights()
         torch.manual_seed(options.seed)
         if options.threads is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import warnings
 from collections import Counter
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from visavis.errors import BackendError, ModelError, OptionError, shorten
 if TYPE_CHECKING:
     from visavis.families import Family
 
-__all__ = ["LoadedModel", "load_model"]
+__all__ = ["LoadedModel", "import_classes", "load_model"]
 
 _DEVICE_MAPS = ("balanced", "balanced_low_0", "sequential")
 
@@ -30,6 +31,23 @@ class LoadedModel:
     vocab_size: int
     settings: dict[str, Any]
     marks: tuple[str, ...]
+
+
+def import_classes(family: Family, trust_remote_code: bool) -> None:
+    """Imports the model's code, which `from_pretrained` would else do within the time called "load".
+
+    Says nothing when that fails: `load_model` then does, with the reason.
+    """
+    with contextlib.suppress(Exception):
+        config = transformers.AutoConfig.from_pretrained(
+            str(family.folder.path), trust_remote_code=trust_remote_code, local_files_only=True
+        )
+        _auto_class(family)._model_mapping[type(config)]
+
+
+def _auto_class(family: Family) -> Any:
+    with_media = family.supports_images or family.supports_videos
+    return transformers.AutoModelForImageTextToText if with_media else transformers.AutoModelForCausalLM
 
 
 def load_model(family: Family, options: EngineOptions) -> LoadedModel:
@@ -51,12 +69,10 @@ def load_model(family: Family, options: EngineOptions) -> LoadedModel:
         arguments["max_memory"] = {int(k) if str(k).isdigit() else k: v for k, v in memory.items()}
     if folder_for_disk := options.extra.get("offload_folder"):
         arguments["offload_folder"] = folder_for_disk
-    with_media = family.supports_images or family.supports_videos
-    auto = transformers.AutoModelForImageTextToText if with_media else transformers.AutoModelForCausalLM
     bars = transformers.utils.logging.is_progress_bar_enabled()
     transformers.utils.logging.disable_progress_bar()  # the phases are told by `progress`
     try:
-        module, report = auto.from_pretrained(str(folder.path), **arguments)
+        module, report = _auto_class(family).from_pretrained(str(folder.path), **arguments)
     except torch.OutOfMemoryError as error:
         raise BackendError(
             f"hf: {folder.name} does not fit on {device} in {dtype}: {error}; "

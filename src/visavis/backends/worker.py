@@ -92,7 +92,8 @@ class WorkerModel(ModelInterface):
             raise BackendError(f"{self.name} is serving a batch; ask for its usage afterwards")
         try:
             self._tell(AskUsage())
-            self._usage = self._hear(Usage, self._idle_timeout_s, "telling its memory")
+            told: Usage = self._hear(Usage, self._idle_timeout_s, "telling its memory")
+            self._usage = replace(told, phases=self._info().phases)  # with the start, which the child cannot see
             return self._usage
         finally:
             self.serving.release()
@@ -152,7 +153,7 @@ class WorkerModel(ModelInterface):
                 if self.info is not None and not self.serving.locked():
                     channel.send(AskUsage(), timeout=1.0)
                     if isinstance(told := channel.receive(timeout=self._close_timeout_s), Usage):
-                        self._usage = told
+                        self._usage = replace(told, phases=self.info.phases)
                 channel.send(Close(), timeout=1.0)
                 polite = True
             except ChannelClosedError:
