@@ -6,6 +6,7 @@ import time
 from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import islice
 from typing import ClassVar
 
 import numpy as np
@@ -201,55 +202,51 @@ class QwenVLFamily(FolderFamily):
 
     def _media(self, layout: _Layout) -> tuple[PreparedMedia, ...]:
         pixels = resize_all([(_pixels(p.item), p.size) for p in layout.plans])
-        at = {k: np.flatnonzero(np.asarray(layout.token_ids) == i) for k, i in self._kinds()}
-        canonical = {k: np.flatnonzero(np.asarray(layout.canonical_ids) == i) for k, i in self._kinds()}
-        used = {"image": 0, "video": 0}
-        seen = {"image": 0, "video": 0}
+        visual = self._places(layout.token_ids, layout.plans, [p.tokens for p in layout.plans])
+        canonical = self._places(layout.canonical_ids, layout.plans, [1] * len(layout.plans))
         media: list[PreparedMedia] = []
-        for plan, array in zip(layout.plans, pixels, strict=True):
-            kind, item = plan.kind, plan.item
-            places = at[kind][used[kind] : used[kind] + plan.tokens]
-            used[kind] += plan.tokens
-            video = item if isinstance(item, Video) else None
+        for plan, array, places, (place,) in zip(layout.plans, pixels, visual, canonical, strict=True):
+            video = plan.item if isinstance(plan.item, Video) else None
             timestamps = video.timestamps if video else None
             media.append(
                 PreparedMedia(
                     kind="video" if video else "image",
                     pixels=array,
-                    original_size=item.size,
+                    original_size=plan.item.size,
                     size=plan.size,
                     grid=plan.grid,
                     num_tokens=plan.tokens,
-                    span=Span(int(places[0]), int(places[-1] - places[0]) + 1),
-                    canonical_span=Span(int(canonical[kind][seen[kind]]), 1),
-                    content_hash=media_hash(kind, array, timestamps),
+                    span=Span(places[0], places[-1] - places[0] + 1),
+                    canonical_span=Span(place, 1),
+                    content_hash=media_hash(plan.kind, array, timestamps),
                     fps=video.fps if video else None,
                     timestamps=timestamps,
-                    where=item.where,
-                    source=item.source,
+                    where=plan.item.where,
+                    source=plan.item.source,
                 )
             )
-            seen[kind] += 1
         return tuple(media)
 
     def _blocks(self, layout: _Layout) -> list[VisualBlock]:
-        ids = np.asarray(layout.token_ids)
         merge = self.patch_rule.merge_size
-        at = {k: np.flatnonzero(ids == i) for k, i in self._kinds()}
-        used = {"image": 0, "video": 0}
+        visual = self._places(layout.token_ids, layout.plans, [p.tokens for p in layout.plans])
         blocks: list[VisualBlock] = []
-        for plan in layout.plans:
-            places = at[plan.kind][used[plan.kind] : used[plan.kind] + plan.tokens]
-            used[plan.kind] += plan.tokens
+        for plan, places in zip(layout.plans, visual, strict=True):
             if plan.kind == "image":
-                blocks.append(VisualBlock(int(places[0]), 1, plan.grid[1] // merge, plan.grid[2] // merge))
+                blocks.append(VisualBlock(places[0], 1, plan.grid[1] // merge, plan.grid[2] // merge))
             else:
-                starts = [int(i) for i in places[:: plan.tokens_per_frame]]
-                blocks += self._video_blocks(plan, starts)
+                blocks += self._video_blocks(plan, places[:: plan.tokens_per_frame])
         return sorted(blocks, key=lambda block: block.start)
 
-    def _kinds(self) -> tuple[tuple[str, int], tuple[str, int]]:
-        return ("image", self.image_token_id), ("video", self.video_token_id)
+    def _places(self, ids: Sequence[int], plans: Sequence[MediaPlan], counts: Sequence[int]) -> list[list[int]]:
+        """Where each item's placeholders stand in `ids`, `counts[i]` of them for item i: images and videos are each
+        in order."""
+        array = np.asarray(ids)
+        free = {
+            "image": iter(np.flatnonzero(array == self.image_token_id).tolist()),
+            "video": iter(np.flatnonzero(array == self.video_token_id).tolist()),
+        }
+        return [list(islice(free[plan.kind], count)) for plan, count in zip(plans, counts, strict=True)]
 
     def _report(self, plan: MediaPlan) -> MediaCount:
         item = plan.item
