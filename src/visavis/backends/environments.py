@@ -148,8 +148,7 @@ def _make(recipe: Recipe, folder: Path, log: Path, state: dict[str, Any], say: S
     uv = shutil.which("uv")
     if not _python(folder).exists():
         say(f"{recipe.engine}: new environment in {folder}")
-        maker = [uv, "venv", "--seed", "--quiet", "--python", sys.executable] if uv else [sys.executable, "-m", "venv"]
-        _call([*maker, str(folder)], log, "making the virtual environment")
+        _call([*_maker(uv), str(folder)], log, "making the virtual environment")
     base = {"engine": recipe.engine, "version": recipe.version, "variant": recipe.variant}
     base |= {"fingerprint": recipe.fingerprint}
     for number, step in enumerate(recipe.steps, 1):
@@ -158,6 +157,12 @@ def _make(recipe: Recipe, folder: Path, log: Path, state: dict[str, Any], say: S
         say(f"{recipe.engine}: {number}/{len(recipe.steps)} {step.what}")
         _call(_command(step, folder, uv), log, step.what)
         _write_state(folder, {**base, "steps_done": number, "finished": False})
+
+
+def _maker(uv: str | None) -> list[str]:
+    if uv:
+        return [uv, "venv", "--seed", "--quiet", "--python", sys.executable]
+    return [sys.executable, "-m", "venv"]
 
 
 def _command(step: Step, folder: Path, uv: str | None) -> list[str]:

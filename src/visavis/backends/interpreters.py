@@ -75,10 +75,10 @@ def installed_version(distribution: str) -> str | None:
 def _named(engine: str, named: str, distributions: tuple[str, ...]) -> Interpreter:
     path = shutil.which(os.path.expanduser(named))
     if path is None:
-        raise OptionError(f"{variable(engine)}={shorten(named)} is no program that can be run")
+        raise OptionError(f"{variable(engine)}={shorten(named, 200)} is no program that can be run")
     version = _probe(path, distributions)
     if version is None:
-        raise OptionError(f"{variable(engine)}={shorten(named)} has no {' or '.join(distributions)}; install it there")
+        raise OptionError(f"{variable(engine)}={shorten(named, 200)} has no {' or '.join(distributions)}; install it there")
     return Interpreter(path, version)
 
 

@@ -1,0 +1,41 @@
+"""Families that run through transformers' own processor: the same tokens from vLLM as from transformers.
+
+vLLM runs the model's processor itself, in its environment's transformers; the prompt ids it reports are compared.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.peers.conftest import worker
+from tests.reference import tiny_generic
+from visavis.backends.worker import WorkerModel
+from visavis.sampling import SamplingParams
+
+pytestmark = pytest.mark.peers
+
+MAKERS = {"llava": tiny_generic.make_llava, "idefics3": tiny_generic.make_idefics3}
+
+
+@pytest.mark.parametrize("family", sorted(MAKERS))
+def test_generic_models_say_the_same_tokens(start: Callable[..., WorkerModel], tmp_path: Path, family: str) -> None:
+    worker("vllm")  # skips first
+    folder = MAKERS[family](tmp_path / family, hidden=64, heads=2, kv_heads=1)
+    image = np.random.default_rng(5).integers(0, 256, (60, 90, 3), dtype=np.uint8)
+    conversations = [
+        [{"role": "user", "content": "Hello"}],
+        [{"role": "user", "content": [{"type": "image", "image": image}, {"type": "text", "text": "what is it"}]}],
+    ]
+    got = {}
+    for engine in ("hf", "vllm"):
+        model = start(engine, folder, enforce_eager=engine == "vllm", max_num_seqs=None)
+        prompts = [model.prepare(c) for c in conversations]
+        done = model.complete(prompts, SamplingParams(max_tokens=16, ignore_eos=True))
+        assert [c.error for c in done] == [None, None]
+        got[engine] = [c.token_ids for c in done]
+        model.close()
+    assert got["vllm"] == got["hf"]
