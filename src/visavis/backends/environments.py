@@ -14,7 +14,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +52,11 @@ class Recipe:
 
     @property
     def fingerprint(self) -> str:
-        """Changes when any step changes, its script's text included."""
-        parts: list[Any] = [asdict(self)]
-        parts += [Path(s.script).read_text("utf-8") for s in self.steps if s.script]
-        return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:16]
+        """Changes when any step changes, its script's text included; not with the folder the scripts lie in."""
+        parts: list[Any] = [self.engine, self.version, self.variant]
+        for step in self.steps:
+            parts.append([step.pip, step.arguments, Path(step.script).read_text("utf-8") if step.script else ""])
+        return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,8 @@ def _named(engine: str, named: str, distributions: tuple[str, ...]) -> Interpret
         raise OptionError(f"{variable(engine)}={shorten(named, 200)} is no program that can be run")
     version = _probe(path, distributions)
     if version is None:
-        raise OptionError(f"{variable(engine)}={shorten(named, 200)} has no {' or '.join(distributions)}; install it there")
+        wanted = " or ".join(distributions)
+        raise OptionError(f"{variable(engine)}={shorten(named, 200)} has no {wanted}; install it there")
     return Interpreter(path, version)
 
 
