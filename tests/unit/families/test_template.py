@@ -76,7 +76,12 @@ def test_text_and_ids_equal_transformers(name: str, case: str, loaded: Any, refe
     assert encode(loaded[name], conversation) == wanted
 
 
-turns = st.lists(st.text(alphabet=st.characters(codec="utf-8"), max_size=30), min_size=1, max_size=4)
+SPELLINGS = (*tok.QWEN_SPECIAL, *tok.QWEN3_PLAIN_ADDED)
+# Hypothesis also draws strings it finds in the code under test, spellings of control tokens among them.
+ordinary = st.text(alphabet=st.characters(codec="utf-8"), max_size=30).filter(
+    lambda text: not any(spelling in text for spelling in SPELLINGS)
+)
+turns = st.lists(ordinary, min_size=1, max_size=4)
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=60)
@@ -175,7 +180,7 @@ def test_no_role_can_spell_a_turn(name: str, role: str, loaded: Any) -> None:
 @given(
     parts=st.lists(
         st.one_of(
-            st.sampled_from([*tok.QWEN_SPECIAL, *tok.QWEN3_PLAIN_ADDED, "<|im_", "end|>", "<", "|>", "<th", "ink>"]),
+            st.sampled_from([*SPELLINGS, "<|im_", "end|>", "<", "|>", "<th", "ink>"]),
             st.text(max_size=5),
             st.sampled_from(["\U000f0000", "\U000f0001", "\U000f0002"]),
         ),
