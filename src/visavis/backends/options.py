@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from visavis.errors import OptionError, shorten
 
-__all__ = ["DType", "EngineOptions", "for_backend", "parse_options", "refuse_unsupported"]
+__all__ = ["DType", "EngineOptions", "check_addressed", "for_backend", "parse_options", "refuse_unsupported"]
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -142,6 +142,15 @@ def for_backend(options: EngineOptions, backend: str, known: Collection[str]) ->
         return chosen
     asked = parse_options(common, where=backend)
     return replace(chosen, **{name: getattr(asked, name) for name in common})
+
+
+def check_addressed(options: EngineOptions, backends: Collection[str]) -> None:
+    """Raises OptionError for an entry of `extra` written `backend.name` whose backend is none of those used."""
+    for key in options.extra:
+        prefix, dot, _ = str(key).partition(".")
+        if dot and prefix not in backends:
+            used = ", ".join(backends)
+            raise OptionError(f"{shorten(key)} is for backend {shorten(prefix)}, and only {used} is used here")
 
 
 def refuse_unsupported(engine: str, options: EngineOptions, supported: Collection[str]) -> None:

@@ -67,7 +67,7 @@ def create(backend: str, model: str | None = None, options: Mapping[str, Any] | 
 
     Raises OptionError for unknown names and values, ModelError for the folder, MissingExtraError.
     """
-    from visavis.backends.options import parse_options
+    from visavis.backends.options import check_addressed, parse_options
 
     given = dict(options or {})
     python = given.pop("python", None)
@@ -78,7 +78,9 @@ def create(backend: str, model: str | None = None, options: Mapping[str, Any] | 
 
         _entry(backend)
         instance = WorkerModel(backend, python=str(python))
-    return instance.load(model, parse_options(given, where=backend))
+    chosen = parse_options(given, where=backend)
+    check_addressed(chosen, (backend,))
+    return instance.load(model, chosen)
 
 
 def new(backend: str, *, in_worker: bool = False) -> ModelInterface:

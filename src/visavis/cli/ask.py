@@ -69,7 +69,7 @@ def run(args: Namespace) -> int:
             f"{args.messages} holds {len(cases)} conversations, ask answers one; "
             f"visavis compare --backends {args.backend} --messages {args.messages} answers all"
         )
-    sampling, options = sampling_params(args), engine_options(args, warmup=False)
+    sampling, options = sampling_params(args), engine_options(args, (args.backend,), warmup=False)
     pixel_limits(args)
     if args.draw is not None:
         from visavis.grounding.output import check_image_path

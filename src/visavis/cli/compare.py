@@ -90,7 +90,7 @@ def run(args: Namespace) -> int:
     output = Output(args)
     raw = raw_cases(args) or read_messages_file(samples_file())
     names, skipped = _backends(args)
-    sampling, options = sampling_params(args), engine_options(args, warmup=False)
+    sampling, options = sampling_params(args), engine_options(args, names, warmup=False)
     pixel_limits(args)
     announce_model(args, output)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from argparse import ArgumentParser, Namespace
+from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from visavis.errors import OptionError, shorten
@@ -158,13 +159,17 @@ def add_engine_options(parser: ArgumentParser) -> None:
     group.add_argument("--enforce-eager", action="store_true", help="no compiling, no graph capture")
     group.add_argument("--engine-seed", metavar="N", help="of the engine itself, beside --seed (default: 0)")
     group.add_argument(
-        "--engine-option", action="append", metavar="NAME=VALUE", help="one of the engine's own options; repeatable"
+        "--engine-option",
+        "--set",
+        action="append",
+        metavar="NAME=VALUE",
+        help="one of the engine's own options; vllm.NAME=VALUE for one backend alone; repeatable",
     )
 
 
-def engine_options(args: Namespace, *, warmup: bool) -> EngineOptions:
-    """What was asked for, checked. Raises OptionError."""
-    from visavis.backends.options import parse_options
+def engine_options(args: Namespace, backends: Collection[str], *, warmup: bool) -> EngineOptions:
+    """What was asked for of these backends, checked. Raises OptionError."""
+    from visavis.backends.options import check_addressed, parse_options
 
     names = (
         "dtype",
@@ -186,7 +191,9 @@ def engine_options(args: Namespace, *, warmup: bool) -> EngineOptions:
         "warmup": warmup,
         "extra": dict(_named_value(text) for text in args.engine_option) if args.engine_option else None,
     }
-    return parse_options({k: v for k, v in given.items() if v is not None}, where="command line")
+    options = parse_options({k: v for k, v in given.items() if v is not None}, where="command line")
+    check_addressed(options, backends)
+    return options
 
 
 def _bias(text: str) -> tuple[str, str]:

@@ -135,3 +135,10 @@ def test_a_mismatch_says_where_and_what() -> None:
         "vllm saw another prompt than was given: 4 tokens instead of 3, first difference at position 1: given 2, seen 9"
     )
     assert "position 2: given 3, seen nothing" in (describe_mismatch("vllm", (1, 2, 3), [1, 2]) or "")
+
+
+def test_an_option_for_a_backend_that_is_not_used_is_refused() -> None:
+    import visavis
+
+    with pytest.raises(OptionError, match=r"'vllm\.block_size' is for backend 'vllm', and only fake is used here"):
+        visavis.load(None, "fake", extra={"vllm.block_size": 16})
