@@ -24,12 +24,13 @@ _LAZY = {
 }
 
 
-def load(model: str | None = None, backend: str = "native", **options: Any) -> ModelInterface:
+def load(model: str | None = None, backend: str | None = None, **options: Any) -> ModelInterface:
     """Loads a model behind an engine.
 
-    `model` is a Hugging Face folder, a hub id, or None for the bundled `tiny-screen`; `backend` a name that
-    `visavis backends` lists; `options` are those of `visavis.EngineOptions` (dtype, device, max_model_len, …).
-    Raises OptionError, ModelError or MissingExtraError.
+    `model` is a Hugging Face folder, a hub id, a file that describes a model (`visavis.backends.description`), or None
+    for the bundled `tiny-screen`; `backend` a name that `visavis backends` lists (default: what the file says, else
+    native); `options` are those of `visavis.EngineOptions` (dtype, device, max_model_len, …) and `python`, an
+    interpreter that has the engine. Raises OptionError, ModelError or MissingExtraError.
     """
     from visavis.backends.registry import create
 

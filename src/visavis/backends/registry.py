@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from visavis.backends.description import is_description, read_description
 from visavis.backends.interpreters import find_interpreter, installed_version, variable
 from visavis.errors import MissingExtraError, OptionError, shorten
 
@@ -61,8 +62,9 @@ class Availability:
     fix: str = ""  # the command that adds it
 
 
-def create(backend: str, model: str | None = None, options: Mapping[str, Any] | None = None) -> ModelInterface:
-    """A loaded model. `options` are those of `EngineOptions`, and `python`: an interpreter that has the engine, in
+def create(backend: str | None, model: str | None = None, options: Mapping[str, Any] | None = None) -> ModelInterface:
+    """A loaded model; `model` may be a file that describes one, whose `backend` and options hold where none are given
+    here. `options` are those of `EngineOptions`, and `python`: an interpreter that has the engine, in
     which a child process then runs it.
 
     Raises OptionError for unknown names and values, ModelError for the folder, MissingExtraError.
@@ -70,6 +72,12 @@ def create(backend: str, model: str | None = None, options: Mapping[str, Any] | 
     from visavis.backends.options import check_addressed, parse_options
 
     given = dict(options or {})
+    described = None
+    if is_description(model):
+        described = read_description(str(model), backend)
+        model = described.model
+        given = _merged(described.options, given)
+    backend = backend or (described.backend if described else None) or "native"
     python = given.pop("python", None)
     if python is None:
         instance = new(backend)
@@ -80,7 +88,20 @@ def create(backend: str, model: str | None = None, options: Mapping[str, Any] | 
         instance = WorkerModel(backend, python=str(python))
     chosen = parse_options(given, where=backend)
     check_addressed(chosen, (backend,))
-    return instance.load(model, chosen)
+    instance.load(model, chosen)
+    if described is not None:
+        instance.sampling_defaults = described.sampling
+        if described.box_format is not None:
+            instance._family().box_format = described.box_format
+    return instance
+
+
+def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of a file under those given in the call; `extra` is merged name by name."""
+    merged = {**below, **above}
+    if isinstance(below.get("extra"), Mapping) and isinstance(above.get("extra"), Mapping):
+        merged["extra"] = {**below["extra"], **above["extra"]}
+    return merged
 
 
 def new(backend: str, *, in_worker: bool = False) -> ModelInterface:
