@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import gc
 import os
@@ -140,7 +141,7 @@ class VLLMModel(ModelInterface):
                 try:
                     params = SamplingParams(**values, output_kind=RequestOutputKind.DELTA)
                     self._engine.add_request(name, request.prompt.for_vllm(), params)
-                except (ValueError, TypeError, RuntimeError) as error:
+                except Exception as error:  # its processors raise errors of many kinds
                     yield _failed(request.index, f"vllm refused the request: {_first_words(error)}")
                     continue
                 running[name] = request
@@ -171,7 +172,8 @@ class VLLMModel(ModelInterface):
                     yield event
         finally:
             if running and self._engine is not None:
-                self._engine.abort_request(list(running))
+                with contextlib.suppress(Exception):  # a dead engine has told already why it is dead
+                    self._engine.abort_request(list(running))
 
     def _step(self) -> list[Any]:
         self._stamp = 0.0
