@@ -21,6 +21,7 @@ LAYERS = [
     {"chat"},
     {"families", "engine"},
     {"backends"},
+    {"report"},
     {"plan", "compare", "bench", "server", "hyperbench"},
     {"cli"},
     {"__main__"},

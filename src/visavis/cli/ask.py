@@ -155,7 +155,7 @@ def _answer(model: ModelInterface, prompt: Prompt, sampling: Any, output: Output
 
 def _print_after(output: Output, completion: Completion, load_s: float, tokenizer: Any) -> None:
     """Boxes, log-probabilities that were asked for, what became moot, and the times: on stderr."""
-    from visavis.compare.units import duration, rate
+    from visavis.report.units import duration, rate
 
     if completion.media_sizes and completion.box_format != "none":
         found = completion.boxes()

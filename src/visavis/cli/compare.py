@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from argparse import BooleanOptionalAction, Namespace
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+from visavis.cli.engines import Opener, choose_backends, progress_display
 from visavis.cli.inputs import (
     add_request_options,
     prompt_of,
@@ -28,14 +27,9 @@ from visavis.cli.options import (
 )
 from visavis.cli.output import Output, add_output_options
 from visavis.cli.parser import Parser, positive
-from visavis.errors import OptionError
 
 if TYPE_CHECKING:
-    from visavis.backends.base import ModelInterface, Progress
-    from visavis.backends.options import EngineOptions
     from visavis.compare.cases import Case
-    from visavis.compare.measure import Say
-    from visavis.compare.result import SkippedBackend
 
 __all__ = ["add_parser", "run"]
 
@@ -89,13 +83,13 @@ tokens/s      all generated tokens / all time from submission to last token""",
 def run(args: Namespace) -> int:
     output = Output(args)
     raw = raw_cases(args) or read_messages_file(samples_file())
-    names, skipped = _backends(args)
+    names, skipped = choose_backends(args.backends, BY_DEFAULT)
     sampling, options = sampling_params(args), engine_options(args, names, warmup=False)
     pixel_limits(args)
     announce_model(args, output)
 
     from visavis.compare.cases import Case
-    from visavis.compare.result import Expected, as_dict
+    from visavis.compare.result import Expected, SkippedBackend, as_dict
     from visavis.compare.runner import Plan, compare
     from visavis.families import load_family
 
@@ -115,12 +109,12 @@ def run(args: Namespace) -> int:
         rounds=args.rounds or (3 if len(cases) < FEW_PROMPTS else 1),
         batch=not args.no_batch,
         optional=args.backends is None,
-        skipped=tuple(skipped),
+        skipped=tuple(SkippedBackend(e.name, e.missing, e.fix) for e in skipped),
         folder=family.folder.path if family.folder.repo_id is None else None,
     )
     _print_before(args, output, plan.backends, cases, family.folder.name, first_image)
-    with output.only_ours(), _progress(output) as say:
-        opener = _Opener(args.model, options, args.generation_config)
+    with output.only_ours(), progress_display(output) as say:
+        opener = Opener(args.model, options, args.generation_config)
         result = compare(plan, cases, opener.open, say)
     if output.json:
         output.document(as_dict(result))
@@ -135,59 +129,13 @@ def run(args: Namespace) -> int:
     return 0
 
 
-class _Opener:
-    """Loads a backend in a child process, with the interpreter it needs: its memory and its start are its own, and
-    end with it."""
-
-    def __init__(self, model: str | None, options: EngineOptions, use_generation_config: bool) -> None:
-        from visavis.backends.registry import availability
-
-        self.model, self.options, self.use_generation_config = model, options, use_generation_config
-        self.interpreters = {entry.name: entry.interpreter for entry in availability()}
-
-    @contextmanager
-    def open(self, backend: str, progress: Progress) -> Iterator[ModelInterface]:
-        from visavis.backends.worker import WorkerModel
-
-        with WorkerModel(backend, python=self.interpreters.get(backend) or None) as model:
-            model.use_generation_config = self.use_generation_config
-            model.load(self.model, self.options, progress)
-            yield model
-
-
-def _backends(args: Namespace) -> tuple[tuple[str, ...], list[SkippedBackend]]:
-    """The backends to run, and those that cannot and were not asked for by name. Raises OptionError."""
-    from visavis.backends.registry import availability, new
-    from visavis.compare.result import SkippedBackend
-
-    if args.backends is not None:
-        names = tuple(name.strip() for name in args.backends.split(",") if name.strip())
-        if not names:
-            raise OptionError("--backends names none; e.g. --backends native,hf")
-        if twice := next((name for name in names if names.count(name) > 1), None):
-            raise OptionError(f"--backends names {twice} twice")
-        known = {entry.name: entry for entry in availability()}
-        for name in names:
-            if name not in known:
-                new(name)  # raises for what does not exist
-            elif not known[name].can_run:
-                fix = f"; to add it: {known[name].fix}" if known[name].fix else ""
-                raise OptionError(f"backend {name} cannot run here: {known[name].missing}{fix}")
-        return names, []
-    usual = [entry for entry in availability() if entry.name in BY_DEFAULT]
-    skipped = [SkippedBackend(e.name, e.missing, e.fix) for e in usual if not e.can_run]
-    if not (names := tuple(e.name for e in usual if e.can_run)):
-        raise OptionError("no backend can run here; visavis backends says what adds them")
-    return names, skipped
-
-
 def _print_before(
     args: Namespace, output: Output, backends: tuple[str, ...], cases: list[Case], model: str, image: Any
 ) -> None:
     if output.quiet and output.json:
         return
-    from visavis.compare.machine import describe
     from visavis.compare.table import print_header
+    from visavis.report.machine import describe
 
     console = output.console()
     asked = sampling_params(args).asked()
@@ -199,29 +147,3 @@ def _print_before(
 
         pixels = image.frames[0] if hasattr(image, "frames") else image.pixels
         console.print((half_blocks if in_colour else shades)(pixels, width=min(console.width, 72)))
-
-
-@contextmanager
-def _progress(output: Output) -> Iterator[Say]:
-    """A bar on a terminal; a line for each new phase elsewhere."""
-    console = output.progress_console()
-    if console is None:
-        seen: set[tuple[str, str]] = set()
-
-        def line(backend: str, what: str, done: int, total: int) -> None:
-            if (backend, what) not in seen:
-                seen.add((backend, what))
-                output.say(f"{backend}: {what}{f', {total} prompts' if total > 1 else ''}")
-
-        yield line
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
-    with Progress(*columns, console=console, transient=True) as bar:
-        task = bar.add_task("starting", total=None)
-
-        def show(backend: str, what: str, done: int, total: int) -> None:
-            bar.update(task, description=f"{backend}: {what}", completed=done, total=total if total > 1 else None)
-
-        yield show

@@ -13,13 +13,13 @@ from typing import Any
 from visavis.backends.base import ModelInterface, Progress
 from visavis.backends.worker import WorkerModel
 from visavis.compare.cases import Case
-from visavis.compare.machine import describe
 from visavis.compare.measure import Say, logprobs_at, measure, record_logprobs, repeated_logprobs
 from visavis.compare.pairs import pair_up
 from visavis.compare.result import BackendResult, Comparison, SkippedBackend
 from visavis.compare.verdict import verdict
 from visavis.completion import Completion, TokenLogprobs
 from visavis.errors import BackendError, InputError, OptionError
+from visavis.report.machine import describe
 from visavis.sampling import SamplingParams
 
 __all__ = ["Opener", "Plan", "compare"]

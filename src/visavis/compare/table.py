@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from visavis.compare.machine import one_line
 from visavis.compare.result import BackendResult, Comparison, Difference, PairResult, PromptRecord, Side
-from visavis.compare.units import bytes_, duration, rate
+from visavis.report.machine import one_line
+from visavis.report.units import bytes_, duration, rate
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from visavis.compare.table import print_answers, print_result
-from visavis.compare.units import bytes_, duration, rate
+from visavis.report.units import bytes_, duration, rate
 
 if TYPE_CHECKING:
     from tests.unit.compare.conftest import Bench
