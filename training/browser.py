@@ -22,8 +22,16 @@ from training.questions import GROUND, READ, ground_answer, thousandths
 PAGES = Path(__file__).parent / "browser_pages"
 SEED, COUNT = 770_000, 20
 FLAGS = (
-    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking",
-    "--disable-component-update", "--disable-sync", "--hide-scrollbars", "--force-device-scale-factor=1",
+    "--headless",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-quic",
+    "--no-first-run",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--hide-scrollbars",
+    "--force-device-scale-factor=1",
 )
 STYLES = (
     "",
@@ -70,8 +78,9 @@ def page(seed: int) -> str:
         kind = rng.random()
         gap = "<br>" if above else " "
         if kind < 0.45:
-            value = html.escape(words.caption(rng, "eval")) if rng.random() < 0.5 else ""
-            parts.append(f'<p><label>{shown}</label>{gap}<input value="{value}" {marks(name, html.unescape(value), "field")}></p>')
+            value = words.caption(rng, "eval") if rng.random() < 0.5 else ""
+            own = f'value="{html.escape(value)}" {marks(name, value, "field")}'
+            parts.append(f"<p><label>{shown}</label>{gap}<input {own}></p>")
         elif kind < 0.6:
             choice = words.caption(rng, "eval")
             options = f"<option>{html.escape(choice)}</option><option>{shown}</option>"
@@ -119,7 +128,7 @@ def render() -> list[dict[str, Any]]:
 
 
 def load_pages() -> list[tuple[Image.Image, str, str, str, tuple[int, int, int, int], int]]:
-    """(image, task, question, answer, box, text size) for every element of every page; empty where none are rendered."""
+    """(image, task, question, answer, box, text size) for every element of every page; empty without pages."""
     index = PAGES / "pages.json"
     if not index.is_file():
         return []
@@ -130,7 +139,9 @@ def load_pages() -> list[tuple[Image.Image, str, str, str, tuple[int, int, int, 
         for e in entry["elements"]:
             box = tuple(round(v) for v in e["box"])
             size = round(e["size"])
-            frame = rng.choice(("{}", "click on {}", "open {}") if e["kind"] != "field" else ("{}", "fill in {}", "type into {}"))
+            frame = rng.choice(
+                ("{}", "click on {}", "open {}") if e["kind"] != "field" else ("{}", "fill in {}", "type into {}")
+            )
             relative = thousandths(box, *image.size)  # type: ignore[arg-type]
             asked = GROUND.format(frame.format(e["name"]))
             out.append((image, "ground", asked, ground_answer(e["name"], relative), box, size))

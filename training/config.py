@@ -9,6 +9,7 @@ ROOT = Path(__file__).parent.parent
 ASSETS = ROOT / "src" / "visavis" / "assets" / "tiny-screen"
 SAMPLES = ROOT / "src" / "visavis" / "assets" / "samples"
 RESULTS = Path(__file__).parent / "results"
+HELPERS = Path(__file__).parent / "data" / "helpers.safetensors"
 RUNS = Path(__file__).parent / "runs"
 
 PATCH, MERGE, TEMPORAL = 14, 2, 2

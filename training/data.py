@@ -1,4 +1,4 @@
-"""Batches drawn by worker processes while the GPU trains: one image size a batch, each screen asked about a few times."""
+"""Batches drawn by worker processes while the GPU trains: one image size a batch, each screen used three times."""
 
 from __future__ import annotations
 
@@ -64,7 +64,9 @@ def draw_grid(rng: random.Random, progress: float) -> tuple[int, int]:
 class Screens(IterableDataset):
     """Endless batches. ``progress`` is shared with the trainer and runs from 0 to 1."""
 
-    def __init__(self, seed: int, cells: int, questions: int, progress: multiprocessing.sharedctypes.Synchronized) -> None:
+    def __init__(
+        self, seed: int, cells: int, questions: int, progress: multiprocessing.sharedctypes.Synchronized
+    ) -> None:
         self.seed, self.cells, self.questions, self.progress = seed, cells, questions, progress
 
     def __iter__(self) -> Iterator[Batch]:

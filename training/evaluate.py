@@ -1,7 +1,7 @@
 """Greedy answers of the exported folder, by transformers, on held-out screens: ``python -m training.evaluate``.
 
-500 screens of held-out fonts and layouts, one grounding question in document 000's words, one paraphrased, one reading
-question each; tables by screen and element size; also pages rendered by a browser where ``training.browser`` has made them.
+500 screens of held-out fonts and layouts, one grounding question in the usual words, one paraphrased, one reading
+question each; tables by screen and element size; also pages rendered by a browser where ``training.browser`` made them.
 """
 
 from __future__ import annotations
@@ -70,8 +70,8 @@ def _ask(rng: random.Random, screen: Screen) -> list[Case]:
 def pixels(image: Image.Image) -> tuple[np.ndarray, int, int]:
     """transformers' slow path: Pillow's bicubic to multiples of 28, scale, normalise, patches.
 
-    Returns float32 (4·rows·columns, 1176) and the rows and columns of 28 px cells. Sizes within 224–896 px only, where the
-    pixel bounds do not bite.
+    Returns float32 (4·rows·columns, 1176) and the rows and columns of 28 px cells. Sizes within 224–896 px only, where
+    the pixel bounds do not bite.
     """
     rows, columns = (max(1, round(n / CELL)) for n in (image.height, image.width))
     resized = image.convert("RGB").resize((columns * CELL, rows * CELL), Image.Resampling.BICUBIC)

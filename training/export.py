@@ -9,7 +9,21 @@ import torch
 from safetensors.torch import save_file
 
 from training import tokenizer as bpe
-from training.config import ASSETS, CELL, MAX_PIXELS, MEAN, MERGE, MIN_PIXELS, PATCH, SHAPE, STD, TEMPLATE, TEMPORAL, Shape, config_json
+from training.config import (
+    ASSETS,
+    CELL,
+    MAX_PIXELS,
+    MEAN,
+    MERGE,
+    MIN_PIXELS,
+    PATCH,
+    SHAPE,
+    STD,
+    TEMPLATE,
+    TEMPORAL,
+    Shape,
+    config_json,
+)
 from training.model import Model
 
 
@@ -47,7 +61,14 @@ def write_configs(folder: Path, shape: Shape = SHAPE) -> None:
         },
     )
     added = {
-        str(i): {"content": t, "lstrip": False, "normalized": False, "rstrip": False, "single_word": False, "special": True}
+        str(i): {
+            "content": t,
+            "lstrip": False,
+            "normalized": False,
+            "rstrip": False,
+            "single_word": False,
+            "special": True,
+        }
         for t, i in ids.items()
     }
     _write(

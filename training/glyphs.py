@@ -19,7 +19,12 @@ def glyph(c: Canvas, x: int, y: int, size: int, ink: Colour) -> None:
         for i in range(8):
             a = i * math.pi / 4
             mx, my = x + s / 2, y + s / 2
-            ends = (mx + math.cos(a) * s * 0.3, my + math.sin(a) * s * 0.3, mx + math.cos(a) * s / 2, my + math.sin(a) * s / 2)
+            ends = (
+                mx + math.cos(a) * s * 0.3,
+                my + math.sin(a) * s * 0.3,
+                mx + math.cos(a) * s / 2,
+                my + math.sin(a) * s / 2,
+            )
             d.line(ends, fill=ink, width=pen)
     elif kind == 1:  # magnifier
         d.ellipse((x, y, x + s * 0.65, y + s * 0.65), outline=ink, width=pen)

@@ -1,7 +1,7 @@
 """What is asked of the model: the answers, and helpers that are thrown away after training.
 
-Helpers supervise what each step must know anyway: what lies under a cell (``Helpers.cell``), where a cell's element is on
-the screen (``place``), where the answer's box is (``box``), and which cells two attention heads look at: one finds the
+Helpers supervise what each step must know anyway: what lies under a cell (``cell``), where a cell's element is on the
+screen (``place``), where the answer's box is (``box``), and which cells two attention heads look at: one finds the
 element, one follows the text while it is spelled.
 """
 
@@ -15,8 +15,9 @@ from torch import Tensor, nn
 
 from training.config import Shape
 from training.data import Batch
-from training.model import Layout, Linear, Model, Trace
+from training.model import Layout, Model, Trace
 from training.packing import CHAR_COLUMNS, CHAR_ROWS
+from training.parts import Linear
 
 CHAR_CLASSES = 96
 FIND, FOLLOW = (2, 0), (3, 2)  # layer and query head of the two supervised attention heads
@@ -64,7 +65,7 @@ def _inside(rects: Tensor, rows: int, columns: int) -> Tensor:
 
 
 def _looks(trace: Trace, where: tuple[int, int], index: Tensor, target: Tensor, head: int, at: Layout) -> Tensor:
-    """-log of the attention that one head puts on the target cells (M, C), over the prefix; mean of rows that have any."""
+    """-log of the attention that one head puts on the target cells (M, C), over the prefix; mean of rows with any."""
     layer, number = where
     q, k = trace.queries[layer], trace.keys[layer]
     group = q.shape[3] // k.shape[2]
@@ -78,7 +79,6 @@ def _looks(trace: Trace, where: tuple[int, int], index: Tensor, target: Tensor, 
 
 
 def _cell_losses(helpers: Helpers, cells: Tensor, batch: Batch) -> dict[str, Tensor]:
-    b, c, _ = cells.shape
     rows, columns = batch.images.shape[1] // 28, batch.images.shape[2] // 28
     target = batch.chars.flatten().long()
     logits = helpers.chars(cells).view(-1, CHAR_CLASSES)

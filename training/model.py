@@ -14,74 +14,19 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from training.config import MEAN, MERGE, PATCH, STD, TEMPORAL, Shape
-
-
-class Linear(nn.Linear):
-    """A linear layer that follows its input's dtype."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.linear(x, self.weight.to(x.dtype), None if self.bias is None else self.bias.to(x.dtype))
-
-
-class LayerNorm(nn.LayerNorm):
-    """LayerNorm that follows its input's dtype."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.layer_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.bias.to(x.dtype), self.eps)
-
-
-class RMSNorm(nn.Module):
-    """Qwen2's RMSNorm."""
-
-    def __init__(self, dim: int, eps: float) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.ones(dim))
-        self.eps = eps
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight.to(x.dtype), self.eps)
-
-
-def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotary embedding of (..., 64) by angles of the same trailing shape."""
-    a, b = x.chunk(2, -1)
-    return x * cos + torch.cat((-b, a), -1) * sin
-
-
-def attend(q: Tensor, k: Tensor, v: Tensor, causal: bool) -> Tensor:
-    """(B, heads, S, 64) attention; causal aligns the last query with the last key (keys may be longer)."""
-    if q.is_cuda and q.dtype != torch.float32:
-        return torch.ops.aten._scaled_dot_product_flash_attention(q, k, v, 0.0, causal)[0]
-    mask = torch.ones(q.shape[2], k.shape[2], dtype=torch.bool, device=q.device).tril(k.shape[2] - q.shape[2])
-    return F.scaled_dot_product_attention(q, k, v, mask if causal else None)
-
-
-def vision_before(
-    x: Tensor, scale: Tensor, shift: Tensor, weight: Tensor, bias: Tensor, cos: Tensor, sin: Tensor, heads: int
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Norm, projection and rotation: (B, N, D) to q, k, v (B, heads, N, 64)."""
-    b, n, d = x.shape
-    h = F.layer_norm(x, (d,), scale.to(x.dtype), shift.to(x.dtype), 1e-6)
-    out = F.linear(h, weight.to(x.dtype), bias.to(x.dtype)).view(b, n, 3 * heads, d // heads)
-    qk, v = out.split((2 * heads, heads), 2)
-    q, k = rotate(qk, cos[:, None], sin[:, None]).chunk(2, 2)
-    return q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
-
-
-def vision_after(
-    x: Tensor, seen: Tensor, proj: tuple[Tensor, Tensor], norm: tuple[Tensor, Tensor], mlp: tuple[Tensor, ...]
-) -> Tensor:
-    """Output projection, residual, norm, quick-GELU MLP, residual. ``seen`` is (B, heads, N, 64)."""
-    dtype = x.dtype
-    x = x + F.linear(seen.transpose(1, 2).reshape(x.shape), proj[0].to(dtype), proj[1].to(dtype))
-    h = F.layer_norm(x, (x.shape[-1],), norm[0].to(dtype), norm[1].to(dtype), 1e-6)
-    h = F.linear(h, mlp[0].to(dtype), mlp[1].to(dtype))
-    return x + F.linear(h * torch.sigmoid(1.702 * h), mlp[2].to(dtype), mlp[3].to(dtype))
+from training.config import Shape
+from training.parts import Linear, RMSNorm, attend, rotate
+from training.vision import Vision, patchify
 
 
 def text_before(
-    x: Tensor, scale: Tensor, weights: tuple[Tensor, ...], biases: tuple[Tensor, ...], cos: Tensor, sin: Tensor, eps: float
+    x: Tensor,
+    scale: Tensor,
+    weights: tuple[Tensor, ...],
+    biases: tuple[Tensor, ...],
+    cos: Tensor,
+    sin: Tensor,
+    eps: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Norm, projection and rotation: (T, D) to q (T, heads, 64), k and v (T, kv_heads, 64)."""
     h = F.rms_norm(x, scale.shape, scale.to(x.dtype), eps)
@@ -98,96 +43,6 @@ def text_after(x: Tensor, seen: Tensor, out: Tensor, scale: Tensor, mlp: tuple[T
     h = F.rms_norm(x, scale.shape, scale.to(x.dtype), eps)
     gate, up = F.linear(h, torch.cat(mlp[:2]).to(x.dtype)).chunk(2, -1)
     return x + F.linear(F.silu(gate) * up, mlp[2].to(x.dtype))
-
-
-class VisionAttention(nn.Module):
-    def __init__(self, s: Shape) -> None:
-        super().__init__()
-        self.qkv = Linear(s.v_dim, 3 * s.v_dim)
-        self.proj = Linear(s.v_dim, s.v_dim)
-
-
-class VisionMlp(nn.Module):
-    def __init__(self, s: Shape) -> None:
-        super().__init__()
-        self.fc1 = Linear(s.v_dim, s.v_hidden)
-        self.fc2 = Linear(s.v_hidden, s.v_dim)
-
-
-class VisionBlock(nn.Module):
-    def __init__(self, s: Shape) -> None:
-        super().__init__()
-        self.heads = s.v_heads
-        self.norm1, self.norm2 = LayerNorm(s.v_dim, 1e-6), LayerNorm(s.v_dim, 1e-6)
-        self.attn, self.mlp = VisionAttention(s), VisionMlp(s)
-
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        qkv, proj, one, two = self.attn.qkv, self.attn.proj, self.norm1, self.norm2
-        q, k, v = vision_before(x, one.weight, one.bias, qkv.weight, qkv.bias, cos, sin, self.heads)
-        mlp = (self.mlp.fc1.weight, self.mlp.fc1.bias, self.mlp.fc2.weight, self.mlp.fc2.bias)
-        seen = attend(q, k, v, False)
-        return vision_after(x, seen, (proj.weight, proj.bias), (two.weight, two.bias), mlp)
-
-
-class PatchEmbed(nn.Module):
-    def __init__(self, s: Shape) -> None:
-        super().__init__()
-        self.proj = nn.Conv3d(3, s.v_dim, (TEMPORAL, PATCH, PATCH), (TEMPORAL, PATCH, PATCH), bias=False)
-
-    def forward(self, patches: Tensor) -> Tensor:
-        """(B, N, 3·14·14) of one frame: a still image is its frame twice, so both temporal kernels add up."""
-        weight = self.proj.weight.sum(2).flatten(1)
-        return F.linear(patches, weight.to(patches.dtype))
-
-
-class Merger(nn.Module):
-    def __init__(self, s: Shape) -> None:
-        super().__init__()
-        wide = s.v_dim * MERGE * MERGE
-        self.wide = wide
-        self.ln_q = LayerNorm(s.v_dim, 1e-6)
-        self.mlp = nn.Sequential(Linear(wide, wide), nn.GELU(), Linear(wide, s.hidden))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.mlp(self.ln_q(x).view(x.shape[0], -1, self.wide))
-
-
-class Vision(nn.Module):
-    """The vision tower: patches in merge order to one vector a cell."""
-
-    def __init__(self, s: Shape) -> None:
-        super().__init__()
-        self.patch_embed = PatchEmbed(s)
-        self.blocks = nn.ModuleList(VisionBlock(s) for _ in range(s.v_layers))
-        self.merger = Merger(s)
-        self.head_dim = s.v_dim // s.v_heads
-
-    def angles(self, rows: int, columns: int, device: torch.device) -> tuple[Tensor, Tensor]:
-        """cos and sin, (4·rows·columns, head_dim) float32, of a grid counted in cells."""
-        quarter = self.head_dim // 4
-        inv = 1.0 / 10000 ** (torch.arange(quarter, device=device, dtype=torch.float32) / quarter)
-        y, x = torch.meshgrid(torch.arange(2 * rows, device=device), torch.arange(2 * columns, device=device), indexing="ij")
-        grid = torch.stack((y, x), -1).view(rows, 2, columns, 2, 2).transpose(1, 2).reshape(-1, 2)
-        freqs = (grid[:, :, None].float() * inv).flatten(1)
-        both = torch.cat((freqs, freqs), -1)
-        return both.cos(), both.sin()
-
-    def forward(self, patches: Tensor, rows: int, columns: int) -> Tensor:
-        cos, sin = (t.to(patches.dtype) for t in self.angles(rows, columns, patches.device))
-        x = self.patch_embed(patches)
-        for block in self.blocks:
-            x = block(x, cos, sin)
-        return self.merger(x)
-
-
-def patchify(images: Tensor, dtype: torch.dtype) -> Tensor:
-    """uint8 (B, H, W, 3) to normalised patches (B, N, 588) in merge order, as the processor makes them."""
-    b, h, w, _ = images.shape
-    mean = torch.tensor(MEAN, device=images.device)
-    std = torch.tensor(STD, device=images.device)
-    x = ((images.float() / 255 - mean) / std).to(dtype)
-    x = x.view(b, h // 28, 2, PATCH, w // 28, 2, PATCH, 3)
-    return x.permute(0, 1, 4, 2, 5, 7, 3, 6).reshape(b, -1, 3 * PATCH * PATCH)
 
 
 class Attention(nn.Module):
@@ -228,13 +83,11 @@ class Layer(nn.Module):
         self.self_attn, self.mlp = Attention(s), Mlp(s)
 
     def forward(self, x: Tensor, at: Layout) -> tuple[Tensor, Tensor, Tensor]:
-        """(T, D) to (T, D); for gaze supervision also block queries (B, K, L, heads, 64), prefix keys (B, P, kv, 64)."""
+        """(T, D) to (T, D); also block queries (B, K, L, heads, 64) and prefix keys (B, P, kv, 64)."""
         own, mlp = self.self_attn, self.mlp
         parts = (own.q_proj, own.k_proj, own.v_proj)
         weights, biases = tuple(p.weight for p in parts), tuple(p.bias for p in parts)
-        q, k, v = text_before(
-            x, self.input_layernorm.weight, weights, biases, at.cos, at.sin, self.s.eps
-        )
+        q, k, v = text_before(x, self.input_layernorm.weight, weights, biases, at.cos, at.sin, self.s.eps)
         split = at.b * at.p
         group = self.s.heads // self.s.kv_heads
         kp, vp = (t[:split].view(at.b, at.p, -1, 64) for t in (k, v))

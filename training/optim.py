@@ -107,7 +107,13 @@ class Optimizer:
     def state_dict(self) -> dict[str, object]:
         """Everything but the schedule: values, average and moments."""
         value = self.flat.value.detach()
-        return {"value": value, "average": self.flat.average, "first": self.first, "second": self.second, "steps": self.steps}
+        return {
+            "value": value,
+            "average": self.flat.average,
+            "first": self.first,
+            "second": self.second,
+            "steps": self.steps,
+        }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         with torch.no_grad():

@@ -1,7 +1,7 @@
 """From screens and questions to arrays: token blocks, where each answer token looks, and what lies under each cell.
 
 A block is one question with its answer, to be appended to a screen's prefix; blocks of a screen do not see each other.
-Cells are the 28 px squares of the resized image, in raster order. Rectangles of cells are row and column ranges, inclusive.
+Cells are the 28 px squares of the resized image, in raster order. Rectangles of cells are inclusive ranges.
 """
 
 from __future__ import annotations

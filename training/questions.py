@@ -1,7 +1,7 @@
 """Questions about a screen and their answers, for both tasks.
 
-Grounding: ``<|object_ref_start|>name<|object_ref_end|><|box_start|>(x1,y1),(x2,y2)<|box_end|>``, the box in 0–1000 of the
-original image. Reading: the caption alone. Questions never contain special tokens: a box in a question is plain text.
+Grounding: ``<|object_ref_start|>name<|object_ref_end|><|box_start|>(x1,y1),(x2,y2)<|box_end|>``, the box in 0–1000 of
+the original image. Reading: the caption alone. Questions hold no special tokens: a box in a question is plain text.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ GROUND_OTHERS = (
     "{} (with bbox)",
     'Locate "{}" in this screenshot.',
     'Where should I click to "{}"?',
-    'Give the bounding box of the element for: {}',
+    "Give the bounding box of the element for: {}",
     'In this screenshot, where is "{}"?',
     'What is the position of the element "{}" (with bbox)?',
     'Point out the control for "{}".',
@@ -33,13 +33,39 @@ READ_OTHERS = (
     "What text is in the box ({},{}),({},{})?",
 )
 ANY = (
-    "{}", "{}", "click on {}", "click {}", "open {}", "open the {}", "go to {}", "go to the {}", "select {}", "choose {}",
-    "tap {}", "press {}", "show {}", "find {}", "the {}", "use {}", "please open {}", "take me to {}", "I need {}",
+    "{}",
+    "{}",
+    "click on {}",
+    "click {}",
+    "open {}",
+    "open the {}",
+    "go to {}",
+    "go to the {}",
+    "select {}",
+    "choose {}",
+    "tap {}",
+    "press {}",
+    "show {}",
+    "find {}",
+    "the {}",
+    "use {}",
+    "please open {}",
+    "take me to {}",
+    "I need {}",
 )
 BY_KIND: dict[str, tuple[str, ...]] = {
     "button": ("press the {} button", "push {}", "click the {} button", "hit {}", "the button {}"),
-    "field": ("type your {}", "fill in the {}", "enter the {}", "write something into {}", "the {} field", "edit {}",
-              "type into {}", "enter your {}", "click into the {} input"),
+    "field": (
+        "type your {}",
+        "fill in the {}",
+        "enter the {}",
+        "write something into {}",
+        "the {} field",
+        "edit {}",
+        "type into {}",
+        "enter your {}",
+        "click into the {} input",
+    ),
     "tab": ("switch to {}", "switch to the {} tab", "show the {} tab", "the tab {}"),
     "menu": ("pick {} from the menu", "go to {} in the menu", "navigate to {}", "show me the {} section"),
     "link": ("follow the {} link", "read about {}", "visit {}", "the link {}"),
@@ -67,7 +93,7 @@ def thousandths(box: tuple[int, int, int, int], width: int, height: int) -> tupl
 
 
 def ground_answer(name: str, box: tuple[int, int, int, int]) -> str:
-    """The answer document 000 shows, for a box in 0–1000."""
+    """The answer of a grounding question, for a box in 0–1000."""
     x1, y1, x2, y2 = box
     start, end = "<|object_ref_start|>", "<|object_ref_end|>"
     return f"{start}{name}{end}<|box_start|>({x1},{y1}),({x2},{y2})<|box_end|>"
@@ -84,7 +110,7 @@ def command(rng: random.Random, element: Element) -> str:
 
 
 def ground(rng: random.Random, screen: Screen, index: int, plain: bool = False) -> Question:
-    """A grounding question about one element; ``plain`` asks in document 000's words only."""
+    """A grounding question about one element; ``plain`` asks in the usual words only."""
     element = screen.elements[index]
     frame = GROUND if plain or rng.random() < 0.55 else rng.choice(GROUND_OTHERS)
     box = thousandths(element.box, screen.width, screen.height)

@@ -1,4 +1,4 @@
-"""The sample screens that ship with the package: drawn from the held-out generator by seed, before any answer is seen."""
+"""Sample screens that ship with the package, drawn by seed from the held-out generator before any answer is seen."""
 
 from __future__ import annotations
 
@@ -12,9 +12,18 @@ from training.screen import generate
 SEED = 910_000
 # (width, height, task): mean near 500 px, two near 896.
 PLAN = (
-    (480, 360, "ground"), (360, 640, "ground"), (640, 480, "read"), (400, 400, "ground"), (560, 420, "ground"),
-    (320, 568, "read"), (512, 512, "ground"), (880, 660, "ground"), (300, 240, "read"), (600, 450, "ground"),
-    (500, 700, "read"), (896, 560, "ground"),
+    (480, 360, "ground"),
+    (360, 640, "ground"),
+    (640, 480, "read"),
+    (400, 400, "ground"),
+    (560, 420, "ground"),
+    (320, 568, "read"),
+    (512, 512, "ground"),
+    (880, 660, "ground"),
+    (300, 240, "read"),
+    (600, 450, "ground"),
+    (500, 700, "read"),
+    (896, 560, "ground"),
 )
 
 

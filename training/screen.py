@@ -92,8 +92,9 @@ def draw_theme(rng: random.Random) -> Theme:
 class Canvas:
     """What a layout draws with. Keeps captions distinct and boxes inside the screen and apart."""
 
-    def __init__(self, rng: random.Random, split: str, width: int, height: int, wanted: int) -> None:
+    def __init__(self, rng: random.Random, split: str, lexicon: str, width: int, height: int, wanted: int) -> None:
         self.rng, self.split, self.width, self.height, self.wanted = rng, split, width, height, wanted
+        self.lexicon = lexicon
         self.theme = draw_theme(rng)
         self.image = Image.new("RGB", (width, height), self.theme.back)
         self.draw = ImageDraw.Draw(self.image)
@@ -126,7 +127,7 @@ class Canvas:
     def caption(self, font: ImageFont.FreeTypeFont, room: float) -> str | None:
         """A new caption at most ``room`` pixels wide that cannot be taken for another on this screen."""
         for _ in range(10):
-            text = words.caption(self.rng, self.split)
+            text = words.caption(self.rng, self.lexicon)
             if font.getlength(text) <= room and self._claim(text):
                 return text
         return None
@@ -181,17 +182,22 @@ def _finish(rng: random.Random, image: Image.Image) -> Image.Image:
     return image
 
 
-def generate(seed: int, split: str, width: int, height: int, wanted: int | None = None) -> Screen:
-    """One screen, the same for the same arguments. ``split`` is "train" or "eval"; 3 to 25 elements."""
-    from training import layouts  # layouts draw on a Canvas
+def generate(
+    seed: int, split: str, width: int, height: int, wanted: int | None = None, lexicon: str | None = None
+) -> Screen:
+    """One screen, the same for the same arguments. 3 to 25 elements.
+
+    ``split`` ("train" or "eval") chooses fonts, layouts and dictionary; ``lexicon`` another dictionary.
+    """
+    from training import held_out, layouts  # they draw on a Canvas
 
     rng = random.Random(f"{split}-{seed}-{width}-{height}")
     cells = width * height / 784
     most = max(4, min(25, int(cells / 12)))
     for attempt in range(30):
         count = wanted or rng.randint(3, most)
-        canvas = Canvas(rng, split, width, height, count)
-        name, layout = rng.choice(layouts.TEMPLATES[split])
+        canvas = Canvas(rng, split, lexicon or split, width, height, count)
+        name, layout = rng.choice((layouts if split == "train" else held_out).TEMPLATES)
         layout(canvas)
         if len(canvas.elements) >= 3 or attempt == 29:
             return Screen(_finish(rng, canvas.image), canvas.elements, name, seed, canvas.texts, width, height)

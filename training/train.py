@@ -20,7 +20,7 @@ from torch.func import functional_call
 
 from training import fonts
 from training import tokenizer as bpe
-from training.config import RUNS, SHAPE
+from training.config import HELPERS, RUNS, SHAPE
 from training.data import Batch, loader
 from training.export import write_weights
 from training.losses import WEIGHTS, Taught
@@ -40,7 +40,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     p.add_argument("--adam-lr", type=float, default=1e-3)
     p.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1))
     p.add_argument("--run", type=Path, default=RUNS / "main", help="folder of the checkpoint and log")
-    p.add_argument("--init", type=Path, help="start from the weights in this folder, with fresh optimizer state")
+    p.add_argument("--init", type=Path, help="start from the weights in this folder")
     p.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     p.add_argument("--report", type=int, default=100, help="steps between lines of the log")
     return p.parse_args(argv)
@@ -87,9 +87,11 @@ class Trainer:
         return model
 
     def begin(self, folder: Path) -> None:
-        """Take the weights of an earlier run (model.safetensors, helpers.safetensors)."""
+        """Take the weights of an earlier run; the shipped folder's helpers lie in ``training/data``."""
         saved = {f"model.{k}": v for k, v in load_file(folder / "model.safetensors").items()}
-        saved |= {f"helpers.{k}": v for k, v in load_file(folder / "helpers.safetensors").items()}
+        own = folder / "helpers.safetensors"
+        helpers = load_file(own if own.is_file() else HELPERS)
+        saved |= {f"helpers.{k}": v for k, v in helpers.items()}
         flat = torch.cat([saved[n].float().flatten() for n in self.flat.names]).to(self.device)
         with torch.no_grad():
             self.flat.value.copy_(flat)
@@ -99,7 +101,9 @@ class Trainer:
         """Averaged weights of model and helpers in bf16."""
         write_weights(self.o.run, self.trained())
         own = {n: w.to("cpu", torch.bfloat16) for n, w in self.flat.averaged().items() if n.startswith("helpers.")}
-        save_file({n.removeprefix("helpers."): w.contiguous() for n, w in own.items()}, self.o.run / "helpers.safetensors")
+        save_file(
+            {n.removeprefix("helpers."): w.contiguous() for n, w in own.items()}, self.o.run / "helpers.safetensors"
+        )
 
     def save(self) -> None:
         self.o.run.mkdir(parents=True, exist_ok=True)

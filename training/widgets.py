@@ -47,7 +47,7 @@ def button(c: Canvas, x: int, y: int, room: int, stretch: bool = False) -> Box |
 
 def _value(c: Canvas) -> str:
     rng = c.rng
-    return words.caption(rng, c.split) if rng.random() < 0.7 else "*" * rng.randint(4, 10)
+    return words.caption(rng, c.lexicon) if rng.random() < 0.7 else "*" * rng.randint(4, 10)
 
 
 def field(c: Canvas, x: int, y: int, room: int) -> Box | None:
@@ -130,7 +130,11 @@ def check(c: Canvas, x: int, y: int, room: int) -> Box | None:
         c.draw.rectangle(ring, c.theme.accent if on else c.theme.surface, c.theme.faint)
         if on:
             a, b = spot[0], spot[1]
-            marks = [(a + mark * 0.2, b + mark * 0.5), (a + mark * 0.45, b + mark * 0.75), (a + mark * 0.8, b + mark * 0.25)]
+            marks = [
+                (a + mark * 0.2, b + mark * 0.5),
+                (a + mark * 0.45, b + mark * 0.75),
+                (a + mark * 0.8, b + mark * 0.25),
+            ]
             c.draw.line(marks, fill=c.theme.on_accent, width=2)
     elif kind == "radio":
         c.draw.ellipse(ring, c.theme.surface, c.theme.faint)
@@ -210,7 +214,7 @@ def entry(c: Canvas, x: int, y: int, room: int, kind: str = "row") -> Box | None
 
 def _remark(c: Canvas, x: float, y: float, end: float, size: int, ink: tuple[int, int, int]) -> None:
     font = c.font(size, bold=False)
-    text = words.sentence(c.rng, c.split, c.rng.randint(2, 6))
+    text = words.sentence(c.rng, c.lexicon, c.rng.randint(2, 6))
     while text and font.getlength(text) > end - x:
         text = text.rpartition(" ")[0]
     if text:

@@ -54,33 +54,15 @@ CONCEPTS: dict[str, tuple[str, ...]] = {
     "Edit": ("modify this entry", "make changes to it"),
     "Send": ("submit the form", "deliver the message"),
 }
-PHRASES = tuple(
-    """Account|Account details|Add to cart|Address|Address line|Advanced|All files|All items|Apply|Archive|Attach file
-Audio|Balance|Basic plan|Billing|Blog|Bluetooth|Bookmarks|Browse|Camera|Card number|Categories|Change plan|Chat|City
-Clear all|Close|Code|Collapse|Comments|Company|Compare|Connect|Contacts|Contact us|Copy|Copy link|Country|Coupon code
-Create|Create folder|Customers|Cut|Dashboard|Data usage|Date of birth|Default|Details|Developer|Devices|Disable
-Display|Display name|Documents|Done|Drafts|Duplicate|Enable|Events|Exit|Expand|Explore|Export|Export as PDF|FAQ|Features
-Feedback|File|First name|Follow|Font size|Forgot password?|Forum|Forward|Friends|Gender|General|Get started|Gift cards
-Grid view|Groups|Hide|History|Hotels|Import|Inbox|Insert|Install|Invite|Invoices|Job title|Jobs|Keyboard|Keep me signed in
-Last name|Layout|Learn more|Legal|Library|License|List view|Live chat|Location|Lock|Log out|Mail|Manage|Mark as read|Market
-Media|Members|Menu|More|More options|Move|My orders|Name|Network|New|New file|New folder|New message|New tab|News|Newsletter
-No thanks|Notes|Offers|OK|Open|Open file|Orders|Overview|Partners|Paste|Pause|Payment|Pictures|Pin|Play|Plugins|Podcasts|Popular
-Postcode|Preview|Pricing|Privacy|Privacy policy|Products|Projects|Properties|Quantity|Quick reply|Quit|Read more|Recent|Redo
-Remember me|Remind me later|Remove|Rename|Replace|Reply|Report|Reports|Reset|Reset filters|Restart|Restore|Results|Retry|Reviews
-Run|Sales|Save as|Scan|Schedule|Security|See all|Select all|Sent|Services|Shipping|Shop|Show all|Shut down|Skip|Sort by|Sound
-Spam|Start|Starred|State|Statistics|Status|Stop|Storage|Store|Street|Submit|Subscribe|Support|Switch user|Sync|Tables|Tags|Tasks|Team
-Templates|Terms of use|Theme|Tickets|Time zone|Title|Tools|Top up|Track order|Transfer|Trash|Travel|Tutorials|Unlock|Unsubscribe
-Update|Upgrade|Use camera|User name|Users|Verify|Version|Video|Videos|View|View cart|View profile|Wallet|Watch later|Website|Wi-Fi
-Window|Wishlist|Work|Your name|Your order|ZIP code|Zoom in|Zoom out""".replace("\n", "|").split("|")
-)
-BODY = "the a and of to in for with on by from this your our all new more is are can will it as at be".split()
-FIRST = "ada ben cara dan eva finn gia hugo ines jon kim leo mia noa olga paul rita sam tina uma vera will zoe".split()
+DATA = Path(__file__).parent / "data"
+PHRASES = tuple((DATA / "phrases.txt").read_text().splitlines())
+BODY, FIRST = (line.split() for line in (DATA / "small_words.txt").read_text().splitlines())
 
 
 @lru_cache(maxsize=2)
 def dictionary(split: str) -> tuple[str, ...]:
     """The lower-case words of a split: every sixth word is held out ("eval"), the rest is "train"."""
-    words = (Path(__file__).parent / "data" / "words.txt").read_text().split()
+    words = (DATA / "words.txt").read_text().split()
     return tuple(w for i, w in enumerate(words) if (i % 6 == 0) == (split == "eval"))
 
 
@@ -148,7 +130,8 @@ def caption(rng: random.Random, split: str) -> str:
         elif kind < 0.72:
             text = _cased(rng, [word(rng, split) for _ in range(rng.choice((1, 1, 1, 2, 2, 2, 3)))])
         elif kind < 0.79:
-            text = f"{_cased(rng, [word(rng, split)])} {rng.choice(('&', '-', '+', 'and', 'of', 'for'))} {word(rng, split)}"
+            first = _cased(rng, [word(rng, split)])
+            text = f"{first} {rng.choice(('&', '-', '+', 'and', 'of', 'for'))} {word(rng, split)}"
         elif kind < 0.83:
             text = f"{_cased(rng, [word(rng, split)])} {rng.randrange(10 ** rng.randint(1, 3))}"
         elif kind < 0.86:
