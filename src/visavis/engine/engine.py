@@ -13,7 +13,7 @@ import torch
 from visavis.completion import FinishReason, TokenLogprobs
 from visavis.engine.config import EngineConfig
 from visavis.engine.encoder import VisionEncoder
-from visavis.engine.kernels.torch_kernels import TorchKernels
+from visavis.engine.kernels.choose import choose_kernels
 from visavis.engine.kv_cache import BlockPool, KVCache
 from visavis.engine.loader import load_weights
 from visavis.engine.model_config import ModelConfig
@@ -64,14 +64,17 @@ class NativeEngine:
         """
         begin = time.perf_counter()
         report = progress or (lambda phase, seconds: None)
-        report("load", 0.0)
         self.model_config = ModelConfig.from_dict(config)
         self.settings = (engine_config or EngineConfig()).resolve(self.model_config)
         if self.settings.threads is not None:
             torch.set_num_threads(self.settings.threads)
         device, dtype = self.settings.device, self.settings.dtype
         with torch.inference_mode():
-            kernels = TorchKernels(device, dtype)
+            report("compile", time.perf_counter() - begin)
+            kernels = choose_kernels(self.model_config, device, dtype)
+            self.kernels = kernels.description
+            self.compile_s = time.perf_counter() - begin
+            report("load", self.compile_s)
             model = Decoder(self.model_config, kernels)
             tower = VisionTower(self.model_config.vision, kernels) if self.model_config.vision is not None else None
             weights = dict(model.weights()) | dict(tower.weights() if tower is not None else ())
@@ -92,7 +95,7 @@ class NativeEngine:
             )
             encoder = VisionEncoder(tower) if tower is not None else None
             rope = RotaryEmbedding(c.rope, c.head_dim, device, dtype)
-            self.runner = Runner(model, encoder, rope, kernels, cache)
+            self.runner = Runner(model, encoder, rope, kernels, cache, self.settings.max_num_seqs)
         self.pool = BlockPool(self.num_blocks, self.settings.block_size)
         self.scheduler = Scheduler(self.pool, self.settings.max_num_seqs, self.settings.max_num_batched_tokens)
         self.sampler = Sampler(c.vocab_size, device)
@@ -157,6 +160,7 @@ class NativeEngine:
         if self._closed:
             return
         self._closed = True
+        self.runner.close()
         del self.runner, self.sampler
         self._sequences.clear()
         if self.settings.device.type == "cuda":

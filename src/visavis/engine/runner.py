@@ -36,6 +36,7 @@ class Runner:
         rope: RotaryEmbedding,
         kernels: Kernels,
         cache: KVCache,
+        max_num_seqs: int,
     ) -> None:
         self.model = model
         self.encoder = encoder
@@ -45,6 +46,7 @@ class Runner:
         self.device = kernels.device
         self._decode_rows: list[int] = []  # uid per row of the last decode batch
         kernels.bind_cache(cache)
+        self.whole_step = kernels.whole_step(model, rope, cache, max_num_seqs)
 
     def run(self, step: ScheduledStep) -> StepLogits:
         """Computes the step. The caller then moves the requests' `num_computed_tokens` on."""
@@ -65,6 +67,10 @@ class Runner:
         if self.encoder is not None:
             self.encoder.release(seq)
 
+    def close(self) -> None:
+        if self.whole_step is not None:
+            self.whole_step.close()
+
     def _in_stable_rows(self, seqs: list[Sequence]) -> list[Sequence]:
         """The same requests, each in the row it had last time; the holes are filled by the newest and the last."""
         waiting = {seq.uid: seq for seq in seqs}
@@ -77,6 +83,8 @@ class Runner:
 
     def _run_decodes(self, seqs: list[Sequence]) -> StepLogits:
         token_ids, positions, slots, rows = self._decode_inputs(seqs)
+        if self.whole_step is not None and len(rows) <= self.whole_step.max_batch:
+            return StepLogits(seqs, self.whole_step(token_ids, positions, rows))
         packed = torch.tensor([token_ids, positions, slots], device=self.device)  # one transfer instead of three
         rotation = self.rope.rows(packed[1], max(positions))
         plan = self.kernels.plan(StepLayout(packed[2], decodes=rows))

@@ -7,14 +7,19 @@ subclasses it and replaces what it can do faster.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
 from visavis.engine.kv_cache import KVCache
 
-__all__ = ["AttentionRow", "Kernels", "Linear", "Norm", "Rotation", "StepLayout"]
+if TYPE_CHECKING:
+    from visavis.engine.models.decoder import Decoder
+    from visavis.engine.models.rope import RotaryEmbedding
+
+__all__ = ["AttentionRow", "Kernels", "Linear", "Norm", "Rotation", "StepLayout", "WholeStep"]
 
 
 class Rotation(NamedTuple):
@@ -70,11 +75,36 @@ class StepLayout:
     prefills: list[AttentionRow] = field(default_factory=list)
 
 
+class WholeStep(ABC):
+    """A decode step of the whole decoder in one call, for up to `max_batch` requests."""
+
+    max_batch: int
+
+    @abstractmethod
+    def __call__(
+        self, token_ids: Sequence[int], positions: Sequence[int], rows: Sequence[AttentionRow]
+    ) -> torch.Tensor:
+        """The newest token of each request and its rotary position → (n, vocab) float32. Stores keys and values."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Ends its threads."""
+
+
 class Kernels(ABC):
     """One instance per engine. Shapes: n tokens of a step, H query heads, K key-value heads, D head size."""
 
     device: torch.device
     dtype: torch.dtype
+    description: str  # for people: which kernels, and why not others
+
+    def empty(self, *shape: int) -> torch.Tensor:
+        """Memory for a weight, where and as this device reads it best."""
+        return torch.empty(shape, device=self.device, dtype=self.dtype)
+
+    def whole_step(self, model: Decoder, rope: RotaryEmbedding, cache: KVCache, max_batch: int) -> WholeStep | None:
+        """A faster way for steps that are decodes only, where there is one."""
+        return None
 
     @abstractmethod
     def linear(self, in_features: int, out_features: int, *, bias: bool) -> Linear: ...

@@ -16,16 +16,12 @@ __all__ = ["TorchKernels"]
 
 
 class TorchLinear:
-    """The weight is kept transposed on a CPU: its products of a few rows are faster that way, and `add_to` is one
-    call."""
+    """`weight` is (out, in) in any layout: transposed in memory, a CPU's products of a few rows are faster."""
 
-    def __init__(self, in_features: int, out_features: int, bias: bool, device: torch.device, dtype: torch.dtype):
-        if device.type == "cpu":
-            self.weight = torch.empty((in_features, out_features), device=device, dtype=dtype).t()
-        else:
-            self.weight = torch.empty((out_features, in_features), device=device, dtype=dtype)
-        self.transposed = self.weight.t()
-        self.bias = torch.empty(out_features, device=device, dtype=dtype) if bias else None
+    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None) -> None:
+        self.weight = weight
+        self.transposed = weight.t()
+        self.bias = bias
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self.bias is None:
@@ -77,12 +73,15 @@ class Chunk:
 
 
 class TorchKernels(Kernels):
-    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+    def __init__(self, device: torch.device, dtype: torch.dtype, description: str = "torch") -> None:
         self.device = device
         self.dtype = dtype
+        self.description = description
 
     def linear(self, in_features: int, out_features: int, *, bias: bool) -> TorchLinear:
-        return TorchLinear(in_features, out_features, bias, self.device, self.dtype)
+        on_cpu = self.device.type == "cpu"
+        weight = self.empty(in_features, out_features).t() if on_cpu else self.empty(out_features, in_features)
+        return TorchLinear(weight, self.empty(out_features) if bias else None)
 
     def rms_norm(self, size: int, eps: float) -> TorchNorm:
         return TorchNorm(size, eps, self.device, self.dtype)

@@ -78,15 +78,11 @@ class DecoderLayer:
 class Decoder:
     def __init__(self, config: ModelConfig, kernels: Kernels) -> None:
         self.config = config
-        self.embedding = torch.empty(
-            (config.vocab_size, config.hidden_size), device=kernels.device, dtype=kernels.dtype
-        )
+        self.embedding = kernels.empty(config.vocab_size, config.hidden_size)
         self.layers = [DecoderLayer(config, kernels, i) for i in range(config.num_layers)]
         self.norm = kernels.rms_norm(config.hidden_size, config.rms_norm_eps)
         self.lm_head = (
-            self.embedding
-            if config.tie_word_embeddings
-            else torch.empty((config.vocab_size, config.hidden_size), device=kernels.device, dtype=kernels.dtype)
+            self.embedding if config.tie_word_embeddings else kernels.empty(config.vocab_size, config.hidden_size)
         )
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:

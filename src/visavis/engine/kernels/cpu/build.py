@@ -1,0 +1,106 @@
+"""Builds the CPU kernels with the machine's C++ compiler and keeps the library in the user's cache folder.
+
+`python -m visavis.engine.kernels.cpu.build` builds ahead of the first start and says where the library is.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from functools import cache
+from pathlib import Path
+
+__all__ = ["BuildError", "find_library", "library_path"]
+
+SOURCE = Path(__file__).with_name("decode_step.cpp")
+COMPILERS = ("c++", "g++", "clang++")
+# No -ffast-math: it regroups the sums of fused multiply-adds into more instructions than they save.
+FLAGS = ("-O3", "-std=gnu++20", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-ffp-contract=fast", "-w")
+TIMEOUT_S = 120
+
+
+class BuildError(Exception):
+    """The kernels cannot be had here; the text says why. Never fatal: torch does the work instead."""
+
+
+def library_path() -> Path:
+    """Where this source, compiler and processor keep their library. Raises BuildError without a compiler."""
+    compiler, version = _compiler()
+    key = hashlib.blake2b(digest_size=10)
+    for part in (SOURCE.read_bytes(), compiler, version, " ".join(_flags()), _processor()):
+        key.update(part if isinstance(part, bytes) else part.encode())
+    return _cache_folder() / f"decode_step-{key.hexdigest()}.so"
+
+
+def find_library() -> Path:
+    """The built library, made now if it is not there yet (some seconds, once a machine). Raises BuildError."""
+    path = library_path()
+    if path.exists():
+        return path
+    compiler, _ = _compiler()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=path.parent) as folder:
+            made = Path(folder) / "made.so"
+            done = subprocess.run(
+                [compiler, *_flags(), str(SOURCE), "-o", str(made)], capture_output=True, text=True, timeout=TIMEOUT_S
+            )
+            if done.returncode != 0:
+                words = (done.stderr.strip().splitlines() or ["no message"])[0]
+                raise BuildError(f"{compiler} could not build the CPU kernels: {words[:200]}")
+            os.replace(made, path)  # whole or not at all, also when two processes build at once
+    except (OSError, subprocess.TimeoutExpired) as error:
+        raise BuildError(f"the CPU kernels could not be built in {path.parent}: {error}") from None
+    return path
+
+
+@cache
+def _compiler() -> tuple[str, str]:
+    if os.environ.get("VISAVIS_CPU_KERNELS", "").lower() in ("0", "off", "no"):
+        raise BuildError("switched off by VISAVIS_CPU_KERNELS")
+    asked = os.environ.get("CXX")
+    for name in (asked,) if asked else COMPILERS:
+        found = shutil.which(name)
+        if found:
+            try:
+                out = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=20, check=True)
+            except (OSError, subprocess.SubprocessError):
+                continue
+            return found, out.stdout.splitlines()[0] if out.stdout else ""
+    raise BuildError(f"no C++ compiler ({asked or ', '.join(COMPILERS)}); on Debian and Ubuntu: apt-get install g++")
+
+
+def _flags() -> tuple[str, ...]:
+    native = "-mcpu=native" if platform.machine() in ("arm64", "aarch64") else "-march=native"
+    return (native, *FLAGS)
+
+
+def _processor() -> str:
+    """What -march=native depends on: a cache folder may be shared by machines of several kinds."""
+    try:
+        with open("/proc/cpuinfo") as lines:
+            return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
+    except OSError:
+        return platform.platform() + platform.processor()
+
+
+def _cache_folder() -> Path:
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "visavis" / "kernels"
+
+
+def main() -> int:
+    try:
+        print(find_library())
+    except BuildError as error:
+        print(f"not built: {error}; the native engine runs on torch alone, slower", file=sys.stderr)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
