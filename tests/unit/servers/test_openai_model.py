@@ -386,3 +386,16 @@ def test_params_can_differ_in_a_batch(server: Server) -> None:
         prompts = [model.prepare(HELLO)] * 3
         done = model.complete(prompts, [SamplingParams(max_tokens=k) for k in (1, 2, 3)])
     assert [c.text for c in done] == ["1", "2", "3"]
+
+
+def test_ask_takes_a_server(server: Server, capsys: pytest.CaptureFixture[str]) -> None:
+    import json
+
+    from visavis.cli import main
+
+    server.answers = [lambda e: e.stream(piece("forty-two", finish="stop"), usage(9, 3))]
+    address = f"base_url={server.url}"
+    assert main(["ask", "how many?", "--backend", "openai", "-m", "m", "--set", address, "--json"]) == 0
+    document = json.loads(capsys.readouterr().out)
+    assert document["text"] == "forty-two"
+    assert document["finish_reason"] == "stop"
