@@ -36,6 +36,7 @@ class Capabilities:
     logprobs: bool = True
     prompt_logprobs: bool = False
     batching: str = "continuous"  # "continuous" | "static" | "none"
+    arrivals: bool = False  # takes requests while it answers others (`EngineRequest.arrival_s`)
     sampling: frozenset[str] = frozenset()  # names of ResolvedSampling fields the engine can honour
 
 
@@ -60,6 +61,7 @@ class EngineRequest:
     index: int
     prompt: Prompt
     sampling: ResolvedSampling  # its `n` is 1: the runner makes n requests of one prompt
+    arrival_s: float = 0.0  # seconds after the start of the run at which it is submitted
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,12 +200,20 @@ class ModelInterface(ABC):
         )
 
     def stream_batch(
-        self, prompts: Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Sequence[Prompt],
+        sampling: SamplingParams | Sequence[SamplingParams] | None = None,
+        arrivals: Sequence[float] | None = None,
     ) -> Generator[Delta, None, None]:
-        """Answers all prompts together; deltas of different prompts come interleaved. Closing the iterator aborts."""
+        """Answers all prompts together; deltas of different prompts come interleaved. Closing the iterator aborts.
+
+        `arrivals`: seconds from the start at which each prompt is submitted, whether or not the ones before it are
+        answered; its times count from there. Raises OptionError for an engine that cannot take requests while it
+        answers others.
+        """
         from visavis.backends.runner import run_batch
 
-        return run_batch(self, prompts, self._per_prompt(prompts, sampling))
+        return run_batch(self, prompts, self._per_prompt(prompts, sampling), arrivals)
 
     def complete(
         self, prompts: Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams] | None = None

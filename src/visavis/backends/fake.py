@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
+from visavis.backends.arrivals import Arrivals
 from visavis.backends.base import Capabilities, EngineRequest, LoadInfo, ModelInterface, Progress, TokenEvent
 from visavis.backends.option_map import check_extra
 from visavis.backends.options import EngineOptions
@@ -49,7 +50,7 @@ class FakeScript:
     chunk: int = 1  # tokens per event
     load_s: float = 0.5
     queue_s: float = 0.0
-    first_token_s: float = 0.1  # of the whole batch's prefill
+    first_token_s: float = 0.1  # of a step that takes up new requests, all that are due together
     per_token_s: float = 0.01  # of a step, which gives each running request `chunk` tokens
     phases: Mapping[str, float] = field(default_factory=dict)  # instead of {"load": load_s}
     logprobs: Mapping[int, float] = field(default_factory=dict)  # token id → logprob; others -1.0
@@ -82,7 +83,7 @@ class FakeModel(ModelInterface):
 
     def capabilities(self) -> Capabilities:
         sampling = EVERYTHING if self.script.sampling is None else self.script.sampling
-        return Capabilities(prompt_logprobs=False, sampling=sampling)
+        return Capabilities(prompt_logprobs=False, arrivals=True, sampling=sampling)
 
     def _open(self, model: str | None, options: EngineOptions) -> None:
         if self._given_family is not None:
@@ -120,19 +121,30 @@ class FakeModel(ModelInterface):
         script = self.script
         self.batches.append(tuple(requests))
         self._stopping.clear()
-        submitted = self.scripted_clock.now
+        arrivals = Arrivals(requests, self.scripted_clock)
         left: dict[int, list[int]] = {}
-        for place, request in enumerate(requests):
-            if place in script.fail:
-                yield TokenEvent(request.index, finish_reason="error", error=script.fail[place])
-            else:
-                left[request.index] = self._answer(place, request)
-        by_index = {request.index: request for request in requests}
-        made = dict.fromkeys(left, 0)
+        places = {request.index: place for place, request in enumerate(requests)}
+        made = dict.fromkeys(places, 0)
+        queued: dict[int, float] = {}  # what is told with the first token
         step = 0
-        self.scripted_clock.move(script.queue_s)
-        while left:
-            self.scripted_clock.move(script.per_token_s if step else script.first_token_s)
+        while left or arrivals:
+            new = False
+            for request in arrivals.due():
+                place = places[request.index]
+                if place in script.fail:
+                    yield TokenEvent(request.index, finish_reason="error", error=script.fail[place])
+                else:
+                    new = True
+                    left[request.index] = self._answer(place, request)
+                    queued[request.index] = arrivals.late_s(request) + (0.0 if step else script.queue_s)
+            for index in [index for index in self._stopping if arrivals.drop(index)]:
+                yield TokenEvent(index, finish_reason="abort")
+            if not left:
+                self.scripted_clock.move(arrivals.next_in_s or 0.0)
+                continue
+            if not step:
+                self.scripted_clock.move(script.queue_s)
+            self.scripted_clock.move(script.first_token_s if new else script.per_token_s)
             if script.real_step_s:
                 time.sleep(script.real_step_s)
             if script.noise:
@@ -146,9 +158,8 @@ class FakeModel(ModelInterface):
                     del left[index]
                     yield TokenEvent(index, finish_reason="abort")
                     continue
-                event = self._step(
-                    by_index[index], left[index], made[index], now, now - submitted if not step else None
-                )
+                request = requests[places[index]]
+                event = self._step(request, left[index], made[index], now, queued.pop(index, None))
                 made[index] += len(event.token_ids)
                 del left[index][: len(event.token_ids)]
                 if event.finish_reason is not None:
@@ -156,7 +167,9 @@ class FakeModel(ModelInterface):
                 yield event
             step += 1
 
-    def _step(self, request: EngineRequest, left: list[int], made: int, now: float, waited: float | None) -> TokenEvent:
+    def _step(
+        self, request: EngineRequest, left: list[int], made: int, now: float, queue_s: float | None
+    ) -> TokenEvent:
         sampling, script = request.sampling, self.script
         ids: list[int] = []
         reason: Any = None
@@ -183,7 +196,7 @@ class FakeModel(ModelInterface):
             logprobs=logprobs,
             finish_reason=reason,
             stop_reason=stop_reason,
-            queue_s=script.queue_s if waited is not None else None,
+            queue_s=queue_s,
         )
 
     def _answer(self, place: int, request: EngineRequest) -> list[int]:

@@ -7,6 +7,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from visavis.backends.arrivals import Arrivals
 from visavis.backends.base import Capabilities, EngineRequest, LoadInfo, ModelInterface, Progress, TokenEvent
 from visavis.backends.option_map import check_extra
 from visavis.backends.options import EngineOptions, refuse_unsupported
@@ -26,7 +27,7 @@ SHARED = (
     "max_num_batched_tokens",
     "kv_cache_bytes",
 )
-EXTRA = ("block_size", "num_blocks")
+EXTRA = ("block_size", "num_blocks", "kernels")
 
 
 class NativeModel(ModelInterface):
@@ -44,7 +45,9 @@ class NativeModel(ModelInterface):
         from visavis.engine.sampler import HONOURED
 
         family = self._family()
-        return Capabilities(images=family.supports_images, videos=family.supports_videos, sampling=HONOURED)
+        return Capabilities(
+            images=family.supports_images, videos=family.supports_videos, arrivals=True, sampling=HONOURED
+        )
 
     # ---- load and close ----------------------------------------------------------------------------------------
 
@@ -84,7 +87,7 @@ class NativeModel(ModelInterface):
             device=str(settings.device),
             dtype=dtype,
             max_model_len=engine.max_model_len,
-            phases={"import": imported, "load": loaded - imported},
+            phases={"import": imported, "compile": engine.compile_s, "load": loaded - imported - engine.compile_s},
             settings={
                 "max_num_seqs": settings.max_num_seqs,
                 "max_num_batched_tokens": settings.max_num_batched_tokens,
@@ -92,6 +95,7 @@ class NativeModel(ModelInterface):
                 "num_blocks": engine.num_blocks,
                 "kv_cache_bytes": engine.num_blocks * settings.block_bytes(engine.model_config),
                 "threads": torch.get_num_threads(),
+                "kernels": engine.kernels,
                 "torch": torch.__version__,
             },
             marks=marks,
@@ -113,24 +117,30 @@ class NativeModel(ModelInterface):
         self._aborted.clear()
         self._batch += 1
         running: dict[str, int] = {}  # the engine's name of a request → its index
+        late_s: dict[int, float] = {}  # how long a request waited for the step that ran when it came
+        arrivals = Arrivals(requests)
         try:
-            for request in requests:
-                name = f"{self._batch}-{request.index}"
-                try:
-                    engine.add_request(name, request.prompt, request.sampling)
-                except InputError as error:
-                    yield TokenEvent(request.index, finish_reason="error", error=str(error))
-                else:
-                    running[name] = request.index
-            while running:
+            while running or arrivals:
+                for request in arrivals.due():
+                    name = f"{self._batch}-{request.index}"
+                    late_s[request.index] = arrivals.late_s(request)
+                    try:
+                        engine.add_request(name, request.prompt, request.sampling)
+                    except InputError as error:
+                        yield TokenEvent(request.index, finish_reason="error", error=str(error))
+                    else:
+                        running[name] = request.index
                 for index in self._take_aborted():
                     name = f"{self._batch}-{index}"
                     if name in running:
                         engine.abort(name)
                         del running[name]
                         yield TokenEvent(index, finish_reason="abort")
+                    elif arrivals.drop(index):
+                        yield TokenEvent(index, finish_reason="abort")
                 if not running:
-                    break
+                    time.sleep(arrivals.next_in_s or 0.0)
+                    continue
                 outputs = engine.step()
                 now = time.perf_counter()
                 for output in outputs:
@@ -139,7 +149,7 @@ class NativeModel(ModelInterface):
                     index = running[output.request_id]
                     if output.finish_reason is not None:
                         del running[output.request_id]
-                    yield _event(index, output, now)
+                    yield _event(index, output, now, late_s[index])
         finally:
             for name in running:
                 engine.abort(name)
@@ -149,7 +159,7 @@ class NativeModel(ModelInterface):
         return aborted
 
 
-def _event(index: int, output: StepOutput, now: float) -> TokenEvent:
+def _event(index: int, output: StepOutput, now: float, late_s: float) -> TokenEvent:
     return TokenEvent(
         index,
         token_ids=output.token_ids,
@@ -158,7 +168,7 @@ def _event(index: int, output: StepOutput, now: float) -> TokenEvent:
         finish_reason=output.finish_reason,
         stop_reason=output.stop_reason,
         error=output.error,
-        queue_s=output.queue_s,
+        queue_s=None if output.queue_s is None else output.queue_s + late_s,
     )
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
+from visavis.backends.arrivals import Arrivals
 from visavis.backends.base import Capabilities, EngineRequest, LoadInfo, ModelInterface, Progress, TokenEvent
 from visavis.backends.http_client import Cancellation, CancelledRequestError, HttpClient, HttpStatusError, RetryPolicy
 from visavis.backends.openai_wire import DIALECTS, Dialect, chunk_events, detect_dialect, request_body
@@ -22,6 +23,8 @@ from visavis.errors import BackendError, OptionError, VisavisError, shorten
 __all__ = ["OpenAIModel"]
 
 DEFAULT_CONCURRENCY = 32
+OPEN_LOOP_CONCURRENCY = 1024
+"""Connections at most where requests come over time and nobody set `max_num_seqs`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,12 +58,16 @@ class OpenAIModel(ModelInterface):
         self._settings = Settings()
         self._dialect = DIALECTS["openai"]
         self._served = ""
-        self._concurrency = DEFAULT_CONCURRENCY
+        self._concurrency: int | None = None
         self._cancellations: dict[int, Cancellation] = {}
 
     def capabilities(self) -> Capabilities:
         return Capabilities(
-            images=True, videos=False, logprobs=self._dialect.gives_ids, sampling=self._dialect.sampling
+            images=True,
+            videos=False,
+            logprobs=self._dialect.gives_ids,
+            arrivals=True,
+            sampling=self._dialect.sampling,
         )
 
     # ---- load and close ----------------------------------------------------------------------------------------
@@ -93,7 +100,7 @@ class OpenAIModel(ModelInterface):
             # Ids mean nothing without the tokenizer: the server's text is taken as from any other.
             self._dialect = dialect = DIALECTS["openai"]
         self._served, card = self._pick_model(models)
-        self._concurrency = options.max_num_seqs or DEFAULT_CONCURRENCY
+        self._concurrency = options.max_num_seqs
         reported = card.get("max_model_len")
         limit = options.max_model_len or (reported if isinstance(reported, int) else None) or family.max_model_len
         return LoadInfo(
@@ -106,7 +113,7 @@ class OpenAIModel(ModelInterface):
             settings={
                 "base_url": client.base_url,
                 "dialect": dialect.name,
-                "max_num_seqs": self._concurrency,
+                "max_num_seqs": self._concurrency or DEFAULT_CONCURRENCY,
                 "timeout_s": settings.timeout_s,
                 "max_retries": settings.max_retries,
             },
@@ -165,24 +172,37 @@ class OpenAIModel(ModelInterface):
         if field == "auto":
             official = "api.openai.com" in (self._client.base_url if self._client else "")
             field = "max_completion_tokens" if official else "max_tokens"
-        bodies = [
-            request_body(r.prompt, r.sampling, self._dialect, self._served, max_tokens_field=field) for r in requests
-        ]
+        bodies = {
+            r.index: request_body(r.prompt, r.sampling, self._dialect, self._served, max_tokens_field=field)
+            for r in requests
+        }
         self._cancellations = {r.index: Cancellation() for r in requests}
         news: queue.SimpleQueue[TokenEvent] = queue.SimpleQueue()
-        pool = ThreadPoolExecutor(min(len(requests), self._concurrency) or 1, thread_name_prefix="visavis-openai")
+        pool = ThreadPoolExecutor(self._connections(requests), thread_name_prefix="visavis-openai")
+        arrivals = Arrivals(requests)
         try:
-            for request, body in zip(requests, bodies, strict=True):
-                pool.submit(self._answer, request, body, self._cancellations[request.index], news)
             left = len(requests)
             while left:
-                event = news.get()
+                for request in arrivals.due():
+                    cancellation = self._cancellations[request.index]
+                    pool.submit(self._answer, request, bodies[request.index], cancellation, news)
+                try:
+                    event = news.get(timeout=arrivals.next_in_s)
+                except queue.Empty:  # the next request is due
+                    continue
                 left -= event.finish_reason is not None
                 yield event
         finally:
             for cancellation in self._cancellations.values():
                 cancellation.cancel()
             pool.shutdown(wait=True, cancel_futures=True)
+
+    def _connections(self, requests: Sequence[EngineRequest]) -> int:
+        """As many as asked for; by default enough that requests which come over time never wait on this side."""
+        limit = self._concurrency
+        if limit is None:
+            limit = OPEN_LOOP_CONCURRENCY if any(r.arrival_s for r in requests) else DEFAULT_CONCURRENCY
+        return max(1, min(len(requests), limit))
 
     def _answer(
         self, request: EngineRequest, body: dict[str, Any], cancel: Cancellation, news: queue.SimpleQueue[TokenEvent]

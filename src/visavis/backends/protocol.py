@@ -42,7 +42,7 @@ __all__ = [
     "unpack_events",
 ]
 
-PROTOCOL = 1
+PROTOCOL = 2
 _TICK_S = 0.5  # how often a waiting side looks whether the other is alive
 _COUNT = struct.Struct("<I")
 _MAX_PARTS = 100_000

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Generator, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING
@@ -24,15 +25,20 @@ _DESCRIPTIVE = frozenset({"origins", "notes"})
 
 
 def run_batch(
-    model: ModelInterface, prompts: Sequence[Prompt], params: Sequence[SamplingParams]
+    model: ModelInterface,
+    prompts: Sequence[Prompt],
+    params: Sequence[SamplingParams],
+    arrivals: Sequence[float] | None = None,
 ) -> Generator[Delta, None, None]:
-    """Answers `prompts` together; `params[i]` holds for `prompts[i]`.
+    """Answers `prompts` together, or each from `arrivals[i]` seconds on; `params[i]` holds for `prompts[i]`.
 
     Everything is checked before anything runs: raises OptionError for what this engine cannot honour (naming field and
     engine), ContextLengthError, MediaError; with several prompts the text begins with the prompt's number. While it
     runs, one request's failure is a Completion with `error` and `finish_reason="error"`; the death of the engine raises
     BackendError or WorkerDiedError. Closing the iterator aborts everything that runs.
     """
+    times = [0.0] * len(prompts) if arrivals is None else list(arrivals)
+    check_arrivals(model.name, model.capabilities(), times, len(prompts))
     resolved = []
     for i, (prompt, asked) in enumerate(zip(prompts, params, strict=True)):
         try:
@@ -43,32 +49,38 @@ def run_batch(
                 raise
             raise type(error)(f"prompt {i}: {error}") from None
         resolved.append(sampling)
-    return _serve(model, prompts, resolved)
+    return _serve(model, prompts, resolved, times)
 
 
 def _serve(
-    model: ModelInterface, prompts: Sequence[Prompt], resolved: Sequence[ResolvedSampling]
+    model: ModelInterface,
+    prompts: Sequence[Prompt],
+    resolved: Sequence[ResolvedSampling],
+    arrivals: Sequence[float],
 ) -> Generator[Delta, None, None]:
     if not model.serving.acquire(blocking=False):
         raise BackendError(f"{model.name} is serving another batch; finish it or close its iterator first")
     try:
-        yield from _serve_alone(model, prompts, resolved)
+        yield from _serve_alone(model, prompts, resolved, arrivals)
     finally:
         model.serving.release()
 
 
 def _serve_alone(
-    model: ModelInterface, prompts: Sequence[Prompt], resolved: Sequence[ResolvedSampling]
+    model: ModelInterface,
+    prompts: Sequence[Prompt],
+    resolved: Sequence[ResolvedSampling],
+    arrivals: Sequence[float],
 ) -> Generator[Delta, None, None]:
     requests: list[EngineRequest] = []
     answers: list[Answer] = []
     groups: list[list[Answer]] = []  # per prompt: the n answers
     vocabulary = model.vocabulary()
-    for prompt, sampling in zip(prompts, resolved, strict=True):
+    for prompt, sampling, arrival_s in zip(prompts, resolved, arrivals, strict=True):
         group = []
         for k in range(sampling.n):
             own = sampling if sampling.n == 1 else replace(sampling, n=1, seed=derived_seed(sampling.seed, k))
-            request = EngineRequest(len(requests), prompt, own)
+            request = EngineRequest(len(requests), prompt, own, arrival_s)
             requests.append(request)
             group.append(Answer(model, request, vocabulary))
         answers += group
@@ -79,7 +91,7 @@ def _serve_alone(
 
     submitted = model.clock()
     for answer in answers:
-        answer.submitted = submitted
+        answer.submitted = submitted + answer.request.arrival_s
     events = model._run(requests)
     try:
         for event in events:
@@ -127,6 +139,20 @@ def derived_seed(seed: int, k: int) -> int:
     if k == 0:
         return seed
     return int.from_bytes(hashlib.blake2b(f"{seed}:{k}".encode(), digest_size=8).digest(), "little") >> 1
+
+
+def check_arrivals(engine: str, can: Capabilities, arrivals: Sequence[float], prompts: int) -> None:
+    """Raises OptionError for times that are none, and for an engine that takes no request while it answers others."""
+    if len(arrivals) != prompts:
+        raise OptionError(f"{prompts} prompts but {len(arrivals)} arrivals; give one each")
+    for time in arrivals:
+        if not (math.isfinite(time) and time >= 0):
+            raise OptionError(f"arrival {shorten(time)}: seconds from 0 on are needed")
+    if any(arrivals) and not can.arrivals:
+        raise OptionError(
+            f"{engine} cannot take requests while it answers others ({can.batching} batches); "
+            "give it all prompts at once or use another backend"
+        )
 
 
 def check_request(engine: str, can: Capabilities, prompt: Prompt, sampling: ResolvedSampling) -> None:

@@ -50,7 +50,9 @@ class SGLangModel(ModelInterface):
         self._batch = 0
 
     def capabilities(self) -> Capabilities:
-        return Capabilities(images=True, videos=True, logprobs=True, prompt_logprobs=False, sampling=SAMPLING)
+        return Capabilities(
+            images=True, videos=True, logprobs=True, prompt_logprobs=False, arrivals=True, sampling=SAMPLING
+        )
 
     # ---- load and close ----------------------------------------------------------------------------------------
 
@@ -107,12 +109,22 @@ class SGLangModel(ModelInterface):
         loop: asyncio.AbstractEventLoop = self._engine.loop
         news: asyncio.Queue[TokenEvent] = asyncio.Queue()
         tasks: dict[int, asyncio.Task[None]] = {}
+        waiting = {request.index for request in requests if request.arrival_s > 0}  # not submitted yet
+        start = time.perf_counter()
         try:
             for request, values in zip(requests, arguments, strict=True):
-                tasks[request.index] = loop.create_task(self._answer(request, values, news))
+                tasks[request.index] = loop.create_task(self._answer(request, values, news, start, waiting))
             while tasks:
                 while self._aborted:
-                    self._engine.tokenizer_manager.abort_request(self._rid(self._aborted.popleft()))
+                    index = self._aborted.popleft()
+                    if index in waiting:
+                        waiting.discard(index)
+                        tasks.pop(index).cancel()
+                        yield TokenEvent(index, finish_reason="abort")
+                    else:
+                        self._engine.tokenizer_manager.abort_request(self._rid(index))
+                if not tasks:
+                    break
                 event = loop.run_until_complete(news.get())
                 if event.finish_reason is not None:
                     tasks.pop(event.index, None)
@@ -127,9 +139,19 @@ class SGLangModel(ModelInterface):
     def _rid(self, index: int) -> str:
         return f"visavis-{self._batch}-{index}-"  # SGLang aborts every id that begins with the one given
 
-    async def _answer(self, request: EngineRequest, values: dict[str, Any], news: asyncio.Queue[TokenEvent]) -> None:
-        """Feeds `news`; the last event of the request always comes, unless the task is cancelled."""
+    async def _answer(
+        self,
+        request: EngineRequest,
+        values: dict[str, Any],
+        news: asyncio.Queue[TokenEvent],
+        start: float,
+        waiting: set[int],
+    ) -> None:
+        """Feeds `news` from the request's arrival on; its last event always comes, unless the task is cancelled."""
         try:
+            if request.index in waiting:
+                await asyncio.sleep(request.arrival_s - (time.perf_counter() - start))
+                waiting.discard(request.index)
             async for event in self._events(request, values):
                 await news.put(event)
                 if event.finish_reason is not None:

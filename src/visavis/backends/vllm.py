@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from visavis.backends.arrivals import Arrivals
 from visavis.backends.base import Capabilities, EngineRequest, LoadInfo, ModelInterface, Progress, TokenEvent
 from visavis.backends.options import EngineOptions
 from visavis.backends.prompt_check import describe_mismatch
@@ -47,7 +48,9 @@ class VLLMModel(ModelInterface):
         self._stamp = 0.0
 
     def capabilities(self) -> Capabilities:
-        return Capabilities(images=True, videos=True, logprobs=True, prompt_logprobs=True, sampling=SAMPLING)
+        return Capabilities(
+            images=True, videos=True, logprobs=True, prompt_logprobs=True, arrivals=True, sampling=SAMPLING
+        )
 
     # ---- load and close ----------------------------------------------------------------------------------------
 
@@ -131,29 +134,34 @@ class VLLMModel(ModelInterface):
 
         self._aborted.clear()
         self._batch += 1
-        arguments = [sampling_arguments(request.sampling) for request in requests]
+        arguments = {request.index: sampling_arguments(request.sampling) for request in requests}
+        arrivals = Arrivals(requests)
         running: dict[str, EngineRequest] = {}
         names: dict[int, str] = {}
         unchecked: set[str] = set()
         try:
-            for request, values in zip(requests, arguments, strict=True):
-                name = f"{self._batch}-{request.index}"
-                try:
-                    params = SamplingParams(**values, output_kind=RequestOutputKind.DELTA)
-                    self._engine.add_request(name, request.prompt.for_vllm(), params)
-                except Exception as error:  # its processors raise errors of many kinds
-                    yield _failed(request.index, f"vllm refused the request: {_first_words(error)}")
-                    continue
-                running[name] = request
-                names[request.index] = name
-                unchecked.add(name)
-            while running:
+            while running or arrivals:
+                for request in arrivals.due():
+                    name = f"{self._batch}-{request.index}"
+                    try:
+                        params = SamplingParams(**arguments[request.index], output_kind=RequestOutputKind.DELTA)
+                        self._engine.add_request(name, request.prompt.for_vllm(), params)
+                    except Exception as error:  # its processors raise errors of many kinds
+                        yield _failed(request.index, f"vllm refused the request: {_first_words(error)}")
+                        continue
+                    running[name] = request
+                    names[request.index] = name
+                    unchecked.add(name)
                 while self._aborted:
                     index = self._aborted.popleft()
                     if (name := names.get(index, "")) in running:
                         self._engine.abort_request([name])
                         del running[name]
                         yield TokenEvent(index, finish_reason="abort")
+                    elif arrivals.drop(index):
+                        yield TokenEvent(index, finish_reason="abort")
+                if not running:
+                    time.sleep(arrivals.next_in_s or 0.0)
                 for output in self._step() if running else ():
                     name = _asked(output.request_id, running)
                     if name not in running:

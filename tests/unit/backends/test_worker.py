@@ -204,7 +204,7 @@ def test_another_protocol_version_is_refused(start: Start, monkeypatch: pytest.M
 
     monkeypatch.setattr(worker, "PROTOCOL", 999)
     model = start(load=False)
-    with pytest.raises(BackendError, match=r"runs another visavis .* protocol 1 instead of 999"):
+    with pytest.raises(BackendError, match=r"runs another visavis .* protocol 2 instead of 999"):
         model.load(None)
     assert model.pid is None
 
