@@ -14,6 +14,7 @@ __all__ = ["EngineConfig", "EngineSettings"]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
+KERNELS = ("auto", "torch", "compiled")
 DEFAULT_MAX_NUM_SEQS = 64
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 4096
 CPU_MEMORY_SHARE = 0.25
@@ -35,6 +36,7 @@ class EngineConfig:
     max_num_batched_tokens: int | None = None  # tokens per step
     max_model_len: int | None = None  # tokens of prompt and answer together
     threads: int | None = None  # CPU threads, for the whole process (torch has one pool)
+    kernels: str = "auto"  # auto, torch (the plain reference), or compiled (an error where that cannot be had)
 
     def resolve(self, model: ModelConfig) -> EngineSettings:
         """Fills in what was not said. Raises OptionError for values out of range or at odds with each other."""
@@ -42,6 +44,8 @@ class EngineConfig:
             _check_positive(name, getattr(self, name))
         _check_positive("max_model_len", self.max_model_len)
         _check_positive("threads", self.threads)
+        if self.kernels not in KERNELS:
+            raise OptionError(f"kernels {shorten(self.kernels)} is not known; give {', '.join(KERNELS)}")
         if self.num_blocks is not None and self.kv_cache_bytes is not None:
             raise OptionError("num_blocks and kv_cache_bytes both size the KV cache; give one of them")
         device = _device(self.device)
@@ -69,6 +73,7 @@ class EngineConfig:
             max_model_len=max_model_len,
             max_model_len_asked=self.max_model_len is not None,
             threads=self.threads,
+            kernels=self.kernels,
         )
 
 
@@ -86,6 +91,7 @@ class EngineSettings:
     max_model_len: int
     max_model_len_asked: bool
     threads: int | None
+    kernels: str
 
     def block_bytes(self, model: ModelConfig) -> int:
         return model.kv_values_per_token * self.dtype.itemsize * self.block_size

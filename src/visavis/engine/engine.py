@@ -71,7 +71,7 @@ class NativeEngine:
         device, dtype = self.settings.device, self.settings.dtype
         with torch.inference_mode():
             report("compile", time.perf_counter() - begin)
-            kernels = choose_kernels(self.model_config, device, dtype)
+            kernels = choose_kernels(self.model_config, device, dtype, self.settings.kernels)
             self.kernels = kernels.description
             self.compile_s = time.perf_counter() - begin
             report("load", self.compile_s)

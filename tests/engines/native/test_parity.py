@@ -10,6 +10,7 @@ import torch
 from tests.engines.native.drive import forced_logits, greedy, make_engine
 from tests.engines.native.reference import Answer, Part, Reference, Tally
 from tests.reference.tiny_models import FAMILIES, VL_FAMILIES
+from visavis.engine.kernels.cpu.build import BuildError, find_library
 from visavis.prompt import Prompt
 
 pytestmark = pytest.mark.engines
@@ -59,16 +60,26 @@ def case(request: pytest.FixtureRequest, cases: Callable[[str, int], Case]) -> C
     return cases(family, seed)
 
 
-def test_greedy_alone_equals_transformers(case: Case, tally: Tally) -> None:
+@pytest.fixture(params=["torch", "compiled"])
+def kernels(request: pytest.FixtureRequest) -> str:
+    if request.param == "compiled":
+        try:
+            find_library()
+        except BuildError as error:
+            pytest.skip(f"no compiled CPU kernels here: {error}")
+    return str(request.param)
+
+
+def test_greedy_alone_equals_transformers(case: Case, kernels: str, tally: Tally) -> None:
     ref, prompts, answers = case
-    engine = make_engine(ref)
+    engine = make_engine(ref, kernels=kernels)
     for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):
         tally.check(f"prompt {i}", greedy(engine, [prompt])[0], answer)
 
 
-def test_greedy_batch_of_mixed_prompts_equals_transformers(case: Case, tally: Tally) -> None:
+def test_greedy_batch_of_mixed_prompts_equals_transformers(case: Case, kernels: str, tally: Tally) -> None:
     ref, prompts, answers = case
-    ours = greedy(make_engine(ref), prompts)
+    ours = greedy(make_engine(ref, kernels=kernels), prompts)
     for i, (mine, answer) in enumerate(zip(ours, answers, strict=True)):
         tally.check(f"prompt {i}", mine, answer)
 
@@ -94,9 +105,9 @@ def test_greedy_under_preemption_equals_transformers(case: Case, tally: Tally) -
 
 
 @pytest.mark.parametrize("settings", [{}, {"max_num_batched_tokens": 11, "block_size": 5}], ids=["whole", "chunked"])
-def test_teacher_forced_logits_agree(case: Case, settings: dict[str, int]) -> None:
+def test_teacher_forced_logits_agree(case: Case, kernels: str, settings: dict[str, int]) -> None:
     ref, prompts, answers = case
-    ours = forced_logits(make_engine(ref, **settings), prompts, answers)
+    ours = forced_logits(make_engine(ref, kernels=kernels, **settings), prompts, answers)
     for i, (mine, answer) in enumerate(zip(ours, answers, strict=True)):
         worst = (mine - answer.logits).abs().max().item()
         assert worst <= LOGIT_TOLERANCE, f"prompt {i}: logits differ by {worst:.2e}"

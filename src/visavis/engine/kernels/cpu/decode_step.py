@@ -19,7 +19,7 @@ from visavis.engine.model_config import ModelConfig
 __all__ = ["CpuDecodeStep", "unsupported"]
 
 TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
-MULTIPLE = 32  # of every width: two vectors of 16 floats
+WIDTH_MULTIPLE, HEAD_MULTIPLE = 32, 16  # two vectors and one vector of 16 floats
 MAX_GROUP, MAX_HEAD_DIM = 16, 512  # as in decode_step.cpp
 
 
@@ -73,8 +73,11 @@ def unsupported(config: ModelConfig, dtype: torch.dtype) -> str | None:
     if dtype not in (torch.float32, torch.bfloat16):
         return f"no {str(dtype).removeprefix('torch.')} on the CPU"
     widths = (config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim)
-    if any(width % MULTIPLE for width in widths) or config.head_dim % MULTIPLE:
-        return f"widths {widths} and head size {config.head_dim} are not all multiples of {MULTIPLE}"
+    if any(width % WIDTH_MULTIPLE for width in widths) or config.head_dim % HEAD_MULTIPLE:
+        return (
+            f"widths {widths} are not all multiples of {WIDTH_MULTIPLE}, "
+            f"or the head size {config.head_dim} is none of {HEAD_MULTIPLE}"
+        )
     if config.num_heads // config.num_kv_heads > MAX_GROUP or config.head_dim > MAX_HEAD_DIM:
         return f"more than {MAX_GROUP} query heads a key head, or heads wider than {MAX_HEAD_DIM}"
     try:

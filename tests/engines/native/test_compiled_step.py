@@ -1,0 +1,200 @@
+"""The compiled decode step against the same arithmetic in float64, over odd shapes, storage types and lengths."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from visavis.engine.kernels.base import AttentionRow
+from visavis.engine.kernels.cpu.arena import Arena
+from visavis.engine.kernels.cpu.build import BuildError, find_library
+from visavis.engine.kernels.cpu.decode_step import CpuDecodeStep, unsupported
+from visavis.engine.kv_cache import KVCache
+from visavis.engine.model_config import ModelConfig
+
+pytestmark = pytest.mark.engines
+
+try:
+    find_library()
+except BuildError as error:
+    pytest.skip(f"no compiled CPU kernels here: {error}", allow_module_level=True)
+
+
+def _config(heads: int, kv_heads: int, head_dim: int, hidden: int, intermediate: int, qk_norm: bool) -> ModelConfig:
+    kind = "Qwen3ForCausalLM" if qk_norm else "LlamaForCausalLM"
+    return ModelConfig.from_dict(
+        {
+            "architectures": [kind],
+            "model_type": "qwen3" if qk_norm else "llama",
+            "hidden_size": hidden,
+            "intermediate_size": intermediate,
+            "num_hidden_layers": 2,
+            "num_attention_heads": heads,
+            "num_key_value_heads": kv_heads,
+            "head_dim": head_dim,
+            "vocab_size": 101,  # no multiple of the four rows of a tile
+            "rms_norm_eps": 1e-6,
+            "max_position_embeddings": 4096,
+            "tie_word_embeddings": False,
+            "hidden_act": "silu",
+        }
+    )
+
+
+class Weights:
+    """Random weights in the storage type, and the decode step in float64 over them."""
+
+    def __init__(self, config: ModelConfig, dtype: torch.dtype, seed: int) -> None:
+        self.config = c = config
+        generator = torch.Generator().manual_seed(seed)
+        arena = Arena()
+
+        def weight(*shape: int, std: float = 0.2) -> torch.Tensor:
+            made = arena.empty(shape, dtype)
+            return made.copy_(torch.randn(shape, generator=generator) * std)
+
+        def linear(n: int, k: int, bias: bool = False) -> Any:
+            return SimpleNamespace(weight=weight(n, k), bias=weight(n) if bias else None)
+
+        def norm(n: int) -> Any:
+            return SimpleNamespace(weight=(torch.rand(n, generator=generator) + 0.5).to(dtype))
+
+        self.layers = [
+            SimpleNamespace(
+                qkv=linear((c.num_heads + 2 * c.num_kv_heads) * c.head_dim, c.hidden_size, bias=True),
+                output=linear(c.hidden_size, c.num_heads * c.head_dim),
+                gate_up=linear(2 * c.intermediate_size, c.hidden_size),
+                down=linear(c.hidden_size, c.intermediate_size),
+                input_norm=norm(c.hidden_size),
+                mlp_norm=norm(c.hidden_size),
+                qk_norm=(norm(c.head_dim), norm(c.head_dim)) if c.qk_norm else None,
+            )
+            for _ in range(c.num_layers)
+        ]
+        self.norm = norm(c.hidden_size)
+        self.lm_head = weight(c.vocab_size, c.hidden_size)
+
+    def reference(
+        self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, past: list[list[tuple[torch.Tensor, torch.Tensor]]]
+    ) -> torch.Tensor:
+        """x (n, hidden); `past[layer][row]`: keys and values (length, K, D) before this token; float64 throughout."""
+        c = self.config
+        x, cos, sin = x.double(), cos.double()[:, None], sin.double()[:, None]
+
+        def rms(v: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+            return v * torch.rsqrt(v.square().mean(-1, keepdim=True) + c.rms_norm_eps) * weight.double()
+
+        def product(linear: Any, v: torch.Tensor) -> torch.Tensor:
+            out = v @ linear.weight.double().T
+            return out if linear.bias is None else out + linear.bias.double()
+
+        def rotate(v: torch.Tensor) -> torch.Tensor:
+            a, b = v.chunk(2, -1)
+            return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
+
+        for layer, layer_past in zip(self.layers, past, strict=True):
+            qkv = product(layer.qkv, rms(x, layer.input_norm.weight)).view(len(x), -1, c.head_dim)
+            q, k, v = qkv.split([c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
+            if layer.qk_norm is not None:
+                q, k = rms(q, layer.qk_norm[0].weight), rms(k, layer.qk_norm[1].weight)
+            q, k = rotate(q), rotate(k)
+            k, v = k.to(self.lm_head.dtype).double(), v.to(self.lm_head.dtype).double()  # the cache holds them so
+            mixed = []
+            for row, (keys, values) in enumerate(layer_past):
+                all_k = torch.cat([keys.double(), k[row : row + 1]]).repeat_interleave(c.num_heads // c.num_kv_heads, 1)
+                all_v = torch.cat([values.double(), v[row : row + 1]]).repeat_interleave(
+                    c.num_heads // c.num_kv_heads, 1
+                )
+                scores = torch.einsum("hd,lhd->hl", q[row], all_k) * c.head_dim**-0.5
+                mixed.append(torch.einsum("hl,lhd->hd", scores.softmax(-1), all_v).flatten())
+            x = x + product(layer.output, torch.stack(mixed))
+            gate, up = product(layer.gate_up, rms(x, layer.mlp_norm.weight)).chunk(2, -1)
+            x = x + product(layer.down, gate * gate.sigmoid() * up)
+        return rms(x, self.norm.weight) @ self.lm_head.double().T
+
+
+SHAPES = [  # heads, kv heads, head size, hidden, intermediate, q/k norm
+    (4, 2, 16, 64, 96, False),
+    (9, 3, 64, 576, 160, False),
+    (6, 1, 80, 96, 32, True),
+    (16, 1, 128, 64, 64, True),
+    (6, 6, 96, 32, 352, False),
+]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "-".join(map(str, s)))
+def test_step_equals_float64_arithmetic(shape: tuple[int, int, int, int, int, bool], dtype: torch.dtype, threads: int):
+    config = _config(*shape)
+    assert unsupported(config, dtype) is None
+    lengths = [1, 2, 15, 16, 17, 256, 257, 600, 31]  # around block and chunk borders; nine rows: tiles of 4, 4 and 1
+    block = 16
+    weights = Weights(config, dtype, seed=threads)
+    generator = torch.Generator().manual_seed(7)
+    num_blocks = sum(-(-n // block) for n in lengths) + 3
+    cache = KVCache(
+        config.num_layers,
+        num_blocks,
+        block,
+        config.num_kv_heads,
+        config.head_dim,
+        device=torch.device("cpu"),
+        dtype=dtype,
+    )
+    cache.data.fill_(float("nan"))  # what nobody wrote must not be read
+    order = torch.randperm(num_blocks, generator=generator).tolist()
+    rows, past = [], [[] for _ in range(config.num_layers)]
+    for uid, length in enumerate(lengths):
+        table = [order.pop() for _ in range(-(-length // block))]
+        rows.append(AttentionRow(uid, length - 1, 1, table))
+        slots = torch.tensor([table[i // block] * block + i % block for i in range(length - 1)], dtype=torch.long)
+        for layer in range(config.num_layers):
+            held = torch.randn(length - 1, 2 * config.num_kv_heads, config.head_dim, generator=generator).to(dtype)
+            cache.data[layer, slots] = held
+            past[layer].append(tuple(held.chunk(2, dim=1)))
+    step = CpuDecodeStep(
+        config, weights.layers, weights.norm, weights.lm_head, cache, threads=threads, max_batch=len(rows)
+    )
+    x = torch.randn(len(rows), config.hidden_size, generator=generator)
+    angles = torch.rand(len(rows), config.head_dim // 2, generator=generator) * 6
+    expected = weights.reference(x, angles.cos(), angles.sin(), past)
+    got = step(x.clone(), angles.cos(), angles.sin(), rows)
+    step.close()
+    # float32 sums of float32 or widened bfloat16 values. Attention scores here reach tens, so their rounding (6e-8 of
+    # them) comes out of the softmax as some 1e-6. In bfloat16 a key on the border between two values may be stored as
+    # either, 4e-3 of it apart.
+    tolerance = 1e-5 if dtype == torch.float32 else 5e-3
+    error = (got.double() - expected).norm(dim=-1) / expected.norm(dim=-1)
+    assert error.max() < tolerance, error
+
+
+def test_many_batches_of_changing_size_give_the_same_as_alone() -> None:
+    """Rows must not see each other, whatever the batch before was: the thread pool and buffers are reused."""
+    config = _config(4, 2, 32, 64, 96, False)
+    weights = Weights(config, torch.float32, seed=3)
+    cache = KVCache(2, 64, 4, 2, 32, device=torch.device("cpu"), dtype=torch.float32)
+    step = CpuDecodeStep(config, weights.layers, weights.norm, weights.lm_head, cache, threads=2, max_batch=8)
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(8, 64, generator=generator)
+    cos, sin = torch.ones(8, 16), torch.zeros(8, 16)
+    rows = [AttentionRow(i, 0, 1, [i]) for i in range(8)]
+    alone = torch.cat([step(x[i : i + 1].clone(), cos[:1], sin[:1], [rows[i]]) for i in range(8)])
+    for size in (8, 3, 7, 1, 5, 8, 2) * 20:
+        chosen = torch.randperm(8, generator=generator)[:size].tolist()
+        got = step(x[chosen].clone(), cos[:size], sin[:size], [rows[i] for i in chosen])
+        assert torch.allclose(got, alone[chosen], rtol=0, atol=1e-5)
+    step.close()
+
+
+@pytest.mark.parametrize(
+    ("shape", "words"),
+    [((4, 2, 24, 64, 96, False), "head size 24"), ((4, 2, 16, 64, 100, False), "multiples of 32")],
+)
+def test_a_shape_it_cannot_run_is_said(shape: tuple[int, int, int, int, int, bool], words: str) -> None:
+    reason = unsupported(_config(*shape), torch.float32)
+    assert reason is not None
+    assert words in reason
