@@ -14,6 +14,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from training import tokenizer as bpe
+from training import words
 from training.config import CELL
 from training.packing import Blocks, Grid, cell_targets, questions_for
 from training.screen import Screen, generate
@@ -65,12 +66,19 @@ class Screens(IterableDataset):
     """Endless batches. ``progress`` is shared with the trainer and runs from 0 to 1."""
 
     def __init__(
-        self, seed: int, cells: int, questions: int, progress: multiprocessing.sharedctypes.Synchronized
+        self,
+        seed: int,
+        cells: int,
+        questions: int,
+        progress: multiprocessing.sharedctypes.Synchronized,
+        invented: float = 0.0,
     ) -> None:
         self.seed, self.cells, self.questions, self.progress = seed, cells, questions, progress
+        self.invented = invented
 
     def __iter__(self) -> Iterator[Batch]:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
+        words.invented_share = self.invented
         torch.set_num_threads(1)
         info = get_worker_info()
         number = info.id if info else 0
@@ -114,9 +122,9 @@ def _as_is(batches: list[Batch]) -> Batch:
     return batches[0]
 
 
-def loader(seed: int, cells: int, questions: int, progress: object, workers: int) -> DataLoader:
+def loader(seed: int, cells: int, questions: int, progress: object, workers: int, invented: float = 0.0) -> DataLoader:
     """Batches from ``workers`` processes, pinned."""
-    data = Screens(seed, cells, questions, progress)  # type: ignore[arg-type]
+    data = Screens(seed, cells, questions, progress, invented)  # type: ignore[arg-type]
     return DataLoader(
         data,
         batch_size=None,

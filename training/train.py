@@ -36,6 +36,7 @@ def parse(argv: list[str] | None = None) -> argparse.Namespace:
     p.add_argument("--seed", type=int, default=7)
     p.add_argument("--cells", type=int, default=14000, help="28 px cells in a batch")
     p.add_argument("--questions", type=int, default=12, help="questions a screen and batch")
+    p.add_argument("--invented", type=float, default=0.0, help="share of made-up words in captions")
     p.add_argument("--lr", type=float, default=2e-3)
     p.add_argument("--adam-lr", type=float, default=1e-3)
     p.add_argument("--workers", type=int, default=max(1, (os.cpu_count() or 2) - 1))
@@ -132,7 +133,7 @@ def main(argv: list[str] | None = None) -> None:
     t = Trainer(o)
     t.resume()
     shared = multiprocessing.Value("d", t.progress)
-    batches = iter(loader(o.seed + t.step, o.cells, o.questions, shared, o.workers))
+    batches = iter(loader(o.seed + t.step, o.cells, o.questions, shared, o.workers, o.invented))
     sums: dict[str, torch.Tensor] = defaultdict(lambda: torch.zeros((), device=t.device))
     waited, screens, mark, last = 0.0, 0, time.time(), t.step
     o.run.mkdir(parents=True, exist_ok=True)

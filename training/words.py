@@ -56,6 +56,10 @@ CONCEPTS: dict[str, tuple[str, ...]] = {
 }
 DATA = Path(__file__).parent / "data"
 PHRASES = tuple((DATA / "phrases.txt").read_text().splitlines())
+ONSETS, NUCLEI, CODAS = (
+    ["" if part == "_" else part for part in line.split()] for line in (DATA / "syllables.txt").read_text().splitlines()
+)
+invented_share = 0.0
 BODY, FIRST = (line.split() for line in (DATA / "small_words.txt").read_text().splitlines())
 
 
@@ -77,8 +81,21 @@ def _cased(rng: random.Random, words: list[str]) -> str:
     return " ".join(words).upper()
 
 
+def invented(rng: random.Random) -> str:
+    """A pronounceable word of no language: two to ten letters."""
+    parts = []
+    for _ in range(rng.choice((1, 2, 2, 3))):
+        parts += [rng.choice(ONSETS), rng.choice(NUCLEI), rng.choice(CODAS)]
+    return "".join(parts)[:10]
+
+
 def word(rng: random.Random, split: str) -> str:
-    """One lower-case dictionary word; held-out screens take half of theirs from the training words."""
+    """One lower-case dictionary word; held-out screens take half of theirs from the training words.
+
+    On training screens a share of ``invented_share`` is made up instead (0 for the weights that are shipped).
+    """
+    if invented_share and split == "train" and rng.random() < invented_share:
+        return invented(rng)
     return rng.choice(dictionary("train" if split == "train" or rng.random() < 0.5 else "eval"))
 
 

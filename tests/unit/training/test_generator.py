@@ -79,3 +79,11 @@ def test_questions_hold_no_special_tokens_and_cover_both_tasks() -> None:
     asked = ask(random.Random(3), draw("train", 3), 40)
     assert {q.task for q in asked} == {"ground", "read"}
     assert not any("<|" in q.text for q in asked)
+
+
+def test_invented_words_are_short_and_off_by_default() -> None:
+    rng = random.Random(1)
+    made = [words.invented(rng) for _ in range(200)]
+    assert all(w.isascii() and w.isalpha() and w.islower() and len(w) <= 10 for w in made)
+    assert words.invented_share == 0.0
+    assert words.word(rng, "train") in words.dictionary("train")
