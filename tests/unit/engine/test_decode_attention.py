@@ -1,0 +1,97 @@
+"""Decode attention against the formula, over block tables in any order, as a batch grows, shrinks and is uneven."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+
+from visavis.engine.kernels.base import AttentionRow
+from visavis.engine.kernels.torch_decode import DecodeAttention, DenseCopy, InPlace, OneByOne
+from visavis.engine.kv_cache import BlockPool, KVCache
+
+LAYERS, BLOCK, KV_HEADS, GROUP, DIM = 2, 4, 2, 3, 8
+
+
+def make_cache(num_blocks: int = 64) -> KVCache:
+    cache = KVCache(LAYERS, num_blocks, BLOCK, KV_HEADS, DIM, device=torch.device("cpu"), dtype=torch.float32)
+    cache.data.normal_(generator=torch.Generator().manual_seed(1))
+    return cache
+
+
+def by_the_formula(cache: KVCache, layer: int, query: torch.Tensor, row: AttentionRow) -> torch.Tensor:
+    slots = [row.block_table[i // BLOCK] * BLOCK + i % BLOCK for i in range(row.num_keys)]
+    stored = cache.data[layer, slots]
+    heads = []
+    for head in range(KV_HEADS * GROUP):
+        keys, values = stored[:, head // GROUP], stored[:, KV_HEADS + head // GROUP]
+        heads.append(torch.softmax(keys @ query[head] / math.sqrt(DIM), 0) @ values)
+    return torch.cat(heads)
+
+
+def run(attention: DecodeAttention, cache: KVCache, rows: list[AttentionRow]) -> type:
+    """One step: new keys and values into the cache, then every layer's attention, checked."""
+    batch = attention.plan(rows)
+    slots = torch.tensor([r.block_table[r.num_context // BLOCK] * BLOCK + r.num_context % BLOCK for r in rows])
+    for layer in range(LAYERS):
+        new = torch.randn(len(rows), 2 * KV_HEADS, DIM)
+        cache.data[layer].index_copy_(0, slots, new)
+        queries = torch.randn(len(rows), KV_HEADS * GROUP, DIM)
+        ours = batch.attend(layer, queries, new)
+        expected = torch.stack([by_the_formula(cache, layer, q, r) for q, r in zip(queries, rows, strict=True)])
+        torch.testing.assert_close(ours, expected, atol=1e-5, rtol=1e-5)
+    return type(batch)
+
+
+def test_one_run_of_blocks_is_read_in_place_and_scattered_ones_are_gathered() -> None:
+    cache = make_cache()
+    attention = DecodeAttention(cache)
+    assert run(attention, cache, [AttentionRow(0, 9, 1, [3, 4, 5])]) is InPlace
+    assert run(attention, cache, [AttentionRow(1, 9, 1, [9, 4, 30])]) is OneByOne
+
+
+def test_an_uneven_batch_is_attended_one_by_one() -> None:
+    cache = make_cache()
+    rows = [AttentionRow(i, 0, 1, [i]) for i in range(5)] + [AttentionRow(9, 79, 1, list(range(20, 40)))]
+    assert run(DecodeAttention(cache), cache, rows) is OneByOne
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_batches_that_grow_shrink_and_change_places_stay_right(seed: int) -> None:
+    chance = random.Random(seed)
+    cache = make_cache()
+    pool = BlockPool(64, BLOCK)
+    pool._free.sort(key=lambda _: chance.random())  # block tables in any order
+    attention = DecodeAttention(cache)
+    rows: list[AttentionRow] = []
+    kinds = set()
+    for step in range(60):
+        if len(rows) < 5 and chance.random() < 0.4:
+            table: list[int] = []
+            context = chance.randrange(1, 12)
+            pool.grow(table, context)
+            rows.append(AttentionRow(step, context - 1, 1, table))
+        if rows and chance.random() < 0.2:
+            pool.release(rows.pop(chance.randrange(len(rows))).block_table)
+        if chance.random() < 0.1:
+            chance.shuffle(rows)
+        for row in rows:
+            row.num_context += 1
+            pool.grow(row.block_table, row.num_keys)
+        if rows:
+            kinds.add(run(attention, cache, [AttentionRow(r.uid, r.num_context, 1, list(r.block_table)) for r in rows]))
+    assert DenseCopy in kinds
+
+
+def test_a_row_taken_over_from_a_broken_request_is_clean() -> None:
+    cache = make_cache()
+    attention = DecodeAttention(cache)
+    broken, healthy = AttentionRow(0, 7, 1, [0, 1]), AttentionRow(1, 7, 1, [2, 3])
+    cache.data[:, :8] = math.nan
+    attention.plan([broken, healthy])
+    successor = AttentionRow(2, 3, 1, [4])
+    healthy.num_context += 1
+    healthy.block_table.append(5)
+    assert run(attention, cache, [successor, healthy]) is DenseCopy
