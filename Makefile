@@ -2,10 +2,11 @@
 # make test: the whole test suite.      Both do all of their own set-up in .venv.
 #
 # TORCH=cpu make demo     keeps torch small on Linux without a GPU (CPU build, through uv)
-# PYTHON=python3.12 …     another interpreter than the first of python3.13, 3.12, 3.11, python3
+# PYTHON=python3.12 …     another interpreter than python3 (or the first of 3.13, 3.12, 3.11, 3.14 that is there)
 
 VENV ?= .venv
-PYTHON ?= $(firstword $(foreach p,python3.13 python3.12 python3.11 python3,$(shell command -v $(p) 2>/dev/null)))
+PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11 python3.14; do \
+  "$$p" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { command -v "$$p"; break; }; done)
 TORCH ?= default
 BIN := $(VENV)/bin
 TORCH_REQUIREMENT = $(shell sed -n 's/^ *"\(torch[<>=][^"]*\)",.*/\1/p' pyproject.toml)
@@ -14,12 +15,11 @@ TORCH_REQUIREMENT = $(shell sed -n 's/^ *"\(torch[<>=][^"]*\)",.*/\1/p' pyprojec
 .PHONY: help demo test peers lint typecheck check clean
 
 help:
-	@sed -n 's/^# \{0,1\}//p' Makefile | head -6
+	@sed -n 's/^# \{0,1\}//p' Makefile | head -5; echo; echo "make peers: vLLM and SGLang, in environments of their own, against ours"
 
 $(BIN)/python:
-	@test -n "$(PYTHON)" || { echo "make: no python3 found; install Python 3.11 or newer" >&2; exit 2; }
-	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "make: $(PYTHON) is older than Python 3.11; name another: make $(MAKECMDGOALS) PYTHON=/path/to/python3.12" >&2; exit 2; }
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+	  echo "make: no Python 3.11 or newer found; install one, or name it: make $(MAKECMDGOALS) PYTHON=/path/to/python3" >&2; exit 2; }
 	@"$(PYTHON)" -m venv "$(VENV)" || \
 	  { echo "make: no venv module; on Debian and Ubuntu: sudo apt-get install python3-venv" >&2; rm -rf "$(VENV)"; exit 2; }
 
@@ -32,6 +32,7 @@ $(VENV)/.torch-$(TORCH): | $(BIN)/python
 $(VENV)/.demo: pyproject.toml $(VENV)/.torch-$(TORCH)
 	@echo "Installing visavis and transformers into $(VENV) (the first time: some minutes, mostly torch) …"
 	@$(BIN)/pip install -q --disable-pip-version-check -e ".[hf]"
+	@$(BIN)/python -m visavis.engine.kernels.cpu.build
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml $(VENV)/.demo
