@@ -40,7 +40,7 @@ class Linear(Protocol):
         ...
 
     def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        """residual (n, out) + self(x)."""
+        """residual (n, out) + self(x), in the residual's memory."""
         ...
 
 

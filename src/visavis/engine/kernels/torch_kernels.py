@@ -14,6 +14,9 @@ from visavis.engine.kv_cache import KVCache
 
 __all__ = ["TorchKernels"]
 
+MANY_ROWS = 64
+"""From here on the memory a product passes over costs more than a second call."""
+
 
 class TorchLinear:
     """`weight` is (out, in) in any layout: transposed in memory, a CPU's products of a few rows are faster."""
@@ -26,11 +29,14 @@ class TorchLinear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         if self.bias is None:
             return torch.mm(x, self.transposed)
+        if x.shape[0] > MANY_ROWS:  # addmm would first fill the result with the bias: one more pass over memory
+            return torch.mm(x, self.transposed).add_(self.bias)
         return torch.addmm(self.bias, x, self.transposed)
 
     def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        summed = torch.addmm(residual, x, self.transposed)
-        return summed if self.bias is None else summed.add_(self.bias)
+        if self.bias is not None:
+            residual.add_(self.bias)
+        return residual.addmm_(x, self.transposed)
 
 
 class TorchNorm:

@@ -1,0 +1,218 @@
+"""Native engine against transformers on the bundled model and its 12 sample screens, on a CPU, in one run.
+
+    python benchmarks/cpu_tiny.py [--threads 2] [--rounds 5] [--tokens 64] [--no-compile] [--out result.json]
+
+Same prompts (the same ids and pixels), float32, greedy, exactly `--tokens` tokens each. transformers runs with a
+dynamic cache, with a static cache, and with the decoder compiled; its best counts. The native engine runs with its
+compiled decode step, where a compiler is there, and in plain torch. Two figures per engine and batch:
+
+- decode: batch · (tokens − 1) / (time of a run − time of the same run with one token), tokens per second;
+- whole: batch · tokens / time of the run, the images' encoding and the prompts included.
+
+Rounds of all contenders alternate, so that a noisy moment meets each of them; medians and the best rounds are kept.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from visavis.engine import EngineConfig, NativeEngine
+from visavis.engine_inputs import for_hf_batch
+from visavis.families import load_family
+from visavis.prompt import Prompt
+from visavis.sampling import ResolvedSampling
+
+Generate = Callable[[Sequence[Prompt], int], list[list[int]]]
+
+
+def main() -> None:
+    arguments = parse()
+    torch.set_num_threads(arguments.threads)
+    family = load_family(None)
+    folder = Path(family.folder.path)
+    prompts = sample_prompts(family)
+    contenders: dict[str, Generate] = {
+        "native": native(folder, family.folder.config, "auto"),
+        "native, plain torch": native(folder, family.folder.config, "torch"),
+    }
+    contenders |= transformers_variants(folder, family.pad_token_id, compiled=not arguments.no_compile)
+    record: dict[str, Any] = {
+        "machine": machine(arguments.threads),
+        "model": "tiny-screen, float32",
+        "tokens": arguments.tokens,
+        "prompt_tokens": [len(p) for p in prompts],
+        "batches": {},
+    }
+    for batch in (1, len(prompts)):
+        record["batches"][str(batch)] = measure(contenders, prompts[:batch], arguments)
+    report(record)
+    if arguments.out:
+        arguments.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+
+
+def parse() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument(
+        "--no-compile", action="store_true", help="leave the compiled transformers out (it takes minutes)"
+    )
+    parser.add_argument("--out", type=Path)
+    return parser.parse_args()
+
+
+def sample_prompts(family: Any) -> list[Prompt]:
+    samples = Path(str(resources.files("visavis") / "assets" / "samples"))
+    content = json.loads((samples / "samples.json").read_text(encoding="utf-8"))["samples"]
+    for sample in content:
+        for message in sample["messages"]:
+            for part in message["content"]:
+                if part["type"] == "image":
+                    part["image"] = str(samples / part["image"])
+    return [family.prepare_messages(sample["messages"]) for sample in content]
+
+
+def native(folder: Path, config: dict[str, Any], kernels: str) -> Generate:
+    engine = NativeEngine(folder, config, EngineConfig(device="cpu", dtype="float32", kernels=kernels))
+
+    def generate(prompts: Sequence[Prompt], tokens: int) -> list[list[int]]:
+        for i, prompt in enumerate(prompts):
+            engine.add_request(str(i), prompt, ResolvedSampling(max_tokens=tokens))
+        answers: list[list[int]] = [[] for _ in prompts]
+        while engine.has_work:
+            for output in engine.step():
+                answers[int(output.request_id)] += output.token_ids
+        return answers
+
+    return generate
+
+
+def transformers_variants(folder: Path, pad: int, *, compiled: bool) -> dict[str, Generate]:
+    from transformers import AutoModelForImageTextToText
+
+    def load() -> Any:
+        return AutoModelForImageTextToText.from_pretrained(folder, dtype=torch.float32).eval()
+
+    def generator(model: Any, **options: Any) -> Generate:
+        @torch.inference_mode()
+        def generate(prompts: Sequence[Prompt], tokens: int) -> list[list[int]]:
+            model.model.rope_deltas = None  # a left-over of the last batch
+            inputs = for_hf_batch(prompts, pad)
+            out = model.generate(
+                **inputs, max_new_tokens=tokens, do_sample=False, eos_token_id=None, pad_token_id=pad, **options
+            )
+            return [row[inputs["input_ids"].shape[1] :].tolist() for row in out]
+
+        return generate
+
+    model = load()
+    variants = {
+        "transformers dynamic cache": generator(model),
+        "transformers static cache": generator(model, cache_implementation="static"),
+    }
+    if compiled:
+        faster = load()
+        faster.model.language_model.forward = torch.compile(faster.model.language_model.forward)
+        variants["transformers static cache, compiled"] = generator(faster, cache_implementation="static")
+    return variants
+
+
+def measure(contenders: dict[str, Generate], prompts: list[Prompt], arguments: argparse.Namespace) -> dict[str, Any]:
+    usable: dict[str, Generate] = {}
+    failed: dict[str, str] = {}
+    answers: dict[str, list[list[int]]] = {}
+    for name, generate in contenders.items():  # warm-up: the first run compiles, allocates, and fills caches
+        try:
+            generate(prompts, 1)
+            answers[name] = generate(prompts, arguments.tokens)
+            usable[name] = generate
+        except Exception as error:  # a variant this machine cannot run is recorded, not hidden
+            failed[name] = f"{type(error).__name__}: {str(error)[:200]}"
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in usable}
+    for _ in range(arguments.rounds):
+        for name, generate in usable.items():
+            times[name].append((timed(generate, prompts, 1), timed(generate, prompts, arguments.tokens)))
+    rows = {
+        name: speed(pairs, len(prompts), arguments.tokens)
+        | {"same_tokens_as_native": answers[name] == answers["native"]}
+        for name, pairs in times.items()
+    }
+    ratios: dict[str, dict[str, float]] = {}
+    for ours in (name for name in rows if name.startswith("native")):
+        ratios[ours] = {}
+        for figure in ("decode_median", "decode_best", "whole_median", "whole_best"):
+            peer = max(row[figure] for name, row in rows.items() if not name.startswith("native"))
+            ratios[ours][figure] = round(rows[ours][figure] / peer, 2)
+    return {"engines": rows, "over_the_best_transformers": ratios, "failed": failed}
+
+
+def timed(generate: Generate, prompts: list[Prompt], tokens: int) -> float:
+    start = time.perf_counter()
+    generate(prompts, tokens)
+    return time.perf_counter() - start
+
+
+def speed(pairs: list[tuple[float, float]], batch: int, tokens: int) -> dict[str, Any]:
+    """Tokens per second from (time with one token, time with all tokens) per round."""
+    firsts, wholes = zip(*pairs, strict=True)
+    decode = batch * (tokens - 1)
+    return {
+        "decode_median": round(decode / max(statistics.median(wholes) - statistics.median(firsts), 1e-9), 1),
+        "decode_best": round(decode / max(min(wholes) - min(firsts), 1e-9), 1),
+        "whole_median": round(batch * tokens / statistics.median(wholes), 1),
+        "whole_best": round(batch * tokens / min(wholes), 1),
+        "first_token_ms_median": round(statistics.median(firsts) * 1e3, 2),
+        "first_token_ms_best": round(min(firsts) * 1e3, 2),
+        "rounds_s": [[round(a, 4), round(b, 4)] for a, b in pairs],
+    }
+
+
+def machine(threads: int) -> dict[str, Any]:
+    import transformers
+
+    cpu = platform.processor() or platform.machine()
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+        cpu = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
+    except (OSError, StopIteration):
+        pass
+    return {
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "threads": threads,
+        "load_at_start": round(os.getloadavg()[0], 2),
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "transformers": transformers.__version__,
+    }
+
+
+def report(record: dict[str, Any]) -> None:
+    for batch, result in record["batches"].items():
+        print(f"{batch} prompt(s) at once, {record['tokens']} tokens each")
+        for name, row in result["engines"].items():
+            print(
+                f"  {name:38} decode {row['decode_median']:8.1f} (best {row['decode_best']:8.1f}) tok/s"
+                f"   whole {row['whole_median']:8.1f} (best {row['whole_best']:8.1f}) tok/s"
+                f"   first token {row['first_token_ms_median']:7.1f} ms   same tokens {row['same_tokens_as_native']}"
+            )
+        for name, why in result["failed"].items():
+            print(f"  {name}: {why}")
+        for name, ratios in result["over_the_best_transformers"].items():
+            print(f"  {name} over the best transformers: {ratios}")
+
+
+if __name__ == "__main__":
+    main()
