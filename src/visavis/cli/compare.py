@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from argparse import BooleanOptionalAction, Namespace
 from typing import TYPE_CHECKING, Any
 
-from visavis.cli.engines import Opener, choose_backends, progress_display
-from visavis.cli.inputs import (
-    add_request_options,
-    prompt_of,
-    question_of,
-    raw_cases,
-    read_messages_file,
-    samples_file,
-)
+from visavis.cli.compare_setups import SetupOpener, add_setup_options, asked_cases, choose, make_setups
+from visavis.cli.engines import progress_display
+from visavis.cli.inputs import add_request_options, prompt_of, question_of
 from visavis.cli.options import (
     add_engine_options,
     add_model_option,
@@ -25,16 +20,19 @@ from visavis.cli.options import (
     pixel_limits,
     sampling_params,
 )
-from visavis.cli.output import Output, add_output_options
+from visavis.cli.output import Output, add_output_options, check_writable
 from visavis.cli.parser import Parser, positive
 
 if TYPE_CHECKING:
+    from visavis.backends.options import EngineOptions
+    from visavis.cli.inputs import RawCase
     from visavis.compare.cases import Case
+    from visavis.compare.result import Comparison
+    from visavis.compare.setups import Setup
+    from visavis.families import Family
 
 __all__ = ["add_parser", "run"]
 
-BY_DEFAULT = ("native", "hf", "vllm", "sglang")
-"""Backends that `compare` takes by itself where they can run; a server (openai) has to be named."""
 FEW_PROMPTS = 4
 
 
@@ -48,6 +46,12 @@ shows how fast each was and whether they generated the same tokens. With no prom
 
   visavis compare
   visavis compare --ask "where is the search button?" --image screen.png --backends native,hf
+  visavis compare --backends native,hf --set hf.special_tokens=all --report r.html
+  visavis compare --backends mine=hf,theirs=native --settings two-people.toml
+
+A setting for one backend alone is --set NAME.setting=value: any sampling option, special_tokens, min_pixels,
+max_pixels, system, generation_config, or an engine option such as dtype. Where answers then differ, each setting is
+made equal in turn and the question asked again: that tells which setting explains what.
 
 load          from the start of the engine's process until it takes requests
 warm-up       its first request, image included; not in the figures below
@@ -57,9 +61,7 @@ tokens/s      all generated tokens / all time from submission to last token""",
     )
     add_request_options(parser, question_flag=True)
     add_model_option(parser)
-    parser.add_argument(
-        "--backends", metavar="A,B", help='the first is the reference of "same tokens" (default: all that can run here)'
-    )
+    add_setup_options(parser)
     parser.add_argument(
         "--rounds",
         type=positive,
@@ -67,7 +69,10 @@ tokens/s      all generated tokens / all time from submission to last token""",
         help="times each prompt is asked (default: 3 for under 4 prompts, else 1)",
     )
     parser.add_argument("--no-batch", action="store_true", help="do not also ask all prompts at once")
-    parser.add_argument("--fail-on-difference", action="store_true", help="exit 1 unless all tokens are the same")
+    parser.add_argument("--no-rerun", action="store_true", help="do not ask again with equal settings")
+    parser.add_argument("--fail-on-difference", action="store_true", help="exit 1 unless all answers are the same")
+    parser.add_argument("--report", metavar="FILE.html", help="everything on one page, which opens offline")
+    parser.add_argument("--csv", metavar="FILE.csv", help="one row for each answer")
     parser.add_argument(
         "--picture",
         action=BooleanOptionalAction,
@@ -82,40 +87,39 @@ tokens/s      all generated tokens / all time from submission to last token""",
 
 def run(args: Namespace) -> int:
     output = Output(args)
-    raw = raw_cases(args) or read_messages_file(samples_file())
-    names, skipped = choose_backends(args.backends, BY_DEFAULT)
-    sampling, options = sampling_params(args), engine_options(args, names, warmup=False)
+    raw = asked_cases(args)
+    for path in (args.report, args.csv):
+        check_writable(path)
+    chosen = choose(args)
+    sampling, options = sampling_params(args), engine_options(args, chosen.backends, warmup=False)
+    setups, decided = make_setups(chosen, sampling, options, generation_config=args.generation_config)
     pixel_limits(args)
     announce_model(args, output)
 
-    from visavis.compare.cases import Case
-    from visavis.compare.result import Expected, SkippedBackend, as_dict
+    from visavis.compare.result import SkippedBackend, as_dict
     from visavis.compare.runner import Plan, compare
     from visavis.families import load_family
 
     family = load_family(args.model, trust_remote_code=args.trust_remote_code)
-    cases, first_image = [], None
-    for case in raw:
-        prompt, conversation = prompt_of(family, case, args, several=len(raw) > 1)
-        check_sampling(args, sampling, options, family, prompt)
-        expected = None if case.expected is None else Expected(**case.expected)
-        cases.append(Case(case.id, question_of(conversation), prompt, expected))
-        if first_image is None and conversation.media:
-            first_image = conversation.media[0]
+    cases, first_image = _prepare(args, raw, family, setups, options)
     plan = Plan(
         model=family.folder.name,
-        backends=names,
+        setups=setups,
         sampling=sampling,
         rounds=args.rounds or (3 if len(cases) < FEW_PROMPTS else 1),
         batch=not args.no_batch,
-        optional=args.backends is None,
-        skipped=tuple(SkippedBackend(e.name, e.missing, e.fix) for e in skipped),
+        rerun=not args.no_rerun,
+        optional=args.backends is None and args.settings is None,
+        skipped=tuple(SkippedBackend(e.name, e.missing, e.fix) for e in chosen.skipped),
         folder=family.folder.path if family.folder.repo_id is None else None,
+        notes=decided,
+        command=shlex.join(["visavis", *args.argv]),
     )
-    _print_before(args, output, plan.backends, cases, family.folder.name, first_image)
+    names = tuple(setup.name for setup in setups)
+    _print_before(args, output, names, cases, family.folder.name, first_image)
     with output.only_ours(), progress_display(output) as say:
-        opener = Opener(args.model, options, args.generation_config)
-        result = compare(plan, cases, opener.open, say)
+        result = compare(plan, cases, SetupOpener(args.model, options).open, say)
+    _write_files(args, result, cases, output)
     if output.json:
         output.document(as_dict(result))
     if not output.json or not output.quiet:
@@ -127,6 +131,45 @@ def run(args: Namespace) -> int:
     if result.failed or (args.fail_on_difference and not result.all_same):
         return 1
     return 0
+
+
+def _prepare(
+    args: Namespace, raw: list[RawCase], family: Family, setups: tuple[Setup, ...], options: EngineOptions
+) -> tuple[list[Case], Any]:
+    """Every prompt, checked under every setup before an engine is started; and the first image or video."""
+    from visavis.chat.types import Image
+    from visavis.compare.cases import Case
+    from visavis.compare.prepare import preparer
+    from visavis.compare.result import Expected
+    from visavis.compare.setups import options_of
+
+    cases, first = [], None
+    for entry in raw:
+        prompt, conversation = prompt_of(family, entry, args, several=len(raw) > 1)
+        expected = None if entry.expected is None else Expected(**entry.expected)
+        images = tuple(m.pixels if isinstance(m, Image) else m.frames[0] for m in conversation.media)
+        prepare = preparer(family, conversation)
+        case = Case(entry.id, question_of(conversation), prompt, expected, images, prepare)
+        for setup in setups:
+            under = case.prompted(setup.pixels, setup.system)
+            check_sampling(args, setup.sampling, options_of(options, setup.engine), family, under)
+        cases.append(case)
+        if first is None and conversation.media:
+            first = conversation.media[0]
+    return cases, first
+
+
+def _write_files(args: Namespace, result: Comparison, cases: list[Case], output: Output) -> None:
+    if args.csv is not None:
+        from visavis.compare.table_csv import write_csv
+
+        write_csv(result, args.csv)
+        output.say(f"one row for each answer: {args.csv}")
+    if args.report is not None:
+        from visavis.compare.html import write_report
+
+        write_report(result, {case.id: case.images for case in cases}, args.report)
+        output.say(f"report: {args.report}")
 
 
 def _print_before(

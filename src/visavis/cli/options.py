@@ -25,6 +25,7 @@ __all__ = [
     "announce_model",
     "check_sampling",
     "engine_options",
+    "named_value",
     "pixel_limits",
     "sampling_params",
 ]
@@ -189,7 +190,7 @@ def engine_options(args: Namespace, backends: Collection[str], *, warmup: bool) 
         "enforce_eager": args.enforce_eager or None,
         "trust_remote_code": args.trust_remote_code or None,
         "warmup": warmup,
-        "extra": dict(_named_value(text) for text in args.engine_option) if args.engine_option else None,
+        "extra": dict(named_value(text) for text in args.engine_option) if args.engine_option else None,
     }
     options = parse_options({k: v for k, v in given.items() if v is not None}, where="command line")
     check_addressed(options, backends)
@@ -203,7 +204,7 @@ def _bias(text: str) -> tuple[str, str]:
     return token_id, value
 
 
-def _named_value(text: str) -> tuple[str, Any]:
+def named_value(text: str) -> tuple[str, Any]:
     """`name=value`, the value read as JSON where it is JSON."""
     import json
 

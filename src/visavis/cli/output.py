@@ -7,14 +7,17 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
+
+from visavis.errors import OptionError, shorten
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
 
     from rich.console import Console
 
-__all__ = ["Output", "add_output_options"]
+__all__ = ["Output", "add_output_options", "check_writable"]
 
 # Control characters would let an answer move the cursor or recolour the terminal.
 _CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
@@ -24,6 +27,15 @@ def add_output_options(parser: ArgumentParser) -> None:
     group = parser.add_argument_group("output")
     group.add_argument("--json", action="store_true", help="one JSON document on stdout, for machines")
     group.add_argument("-q", "--quiet", action="store_true", help="say nothing on stderr but errors")
+
+
+def check_writable(path: str | None) -> None:
+    """Raises OptionError, before any work is done, where a file that was asked for cannot be written."""
+    if path is None:
+        return
+    file = Path(path)
+    if file.is_dir() or not file.parent.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
+        raise OptionError(f"{shorten(path)} cannot be written: name a file in a folder that exists and is yours")
 
 
 class Output:

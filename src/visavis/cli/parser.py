@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
@@ -59,6 +60,7 @@ class Parser(argparse.ArgumentParser):
                 flag = word.split("=", 1)[0]
                 raise OptionError(f"unknown option {shorten(flag)}; {_suggestion(flag, flags, chosen.prog)}")
         args.words_left = left
+        args.argv = list(sys.argv[1:] if argv is None else argv)  # for results that say what repeats them
         return args
 
 

@@ -21,8 +21,9 @@ BF16_GAP = 0.5
 """Nats."""
 TOP_K = 5
 
-Kind = Literal["near tie", "real", "length", "unknown", "failed"]
-"""`length`: one answer is the beginning of the other. `unknown`: an engine gives no log-probabilities.
+Kind = Literal["settings", "near tie", "real", "length", "text", "unknown", "failed"]
+"""`settings`: re-runs show that settings which differ explain all of it. `text`: the same tokens, another text.
+`length`: one answer is the beginning of the other. `unknown`: an engine gives no log-probabilities.
 `failed`: one side has no answer."""
 
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+from visavis.chat.types import PixelLimits
 from visavis.compare.result import Expected, PromptRecord
 from visavis.completion import Completion
+from visavis.errors import OptionError
 from visavis.grounding import screenspot
 from visavis.prompt import Prompt
 
-__all__ = ["Case", "is_right"]
+__all__ = ["Case", "Prepare", "is_right"]
+
+Prepare = Callable[[PixelLimits | None, str | None], Prompt]
+"""The same case with pixel limits and a system prompt of one backend's own (None: as for all)."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -20,6 +27,25 @@ class Case:
     question: str  # the last user text, for people
     prompt: Prompt
     expected: Expected | None = None
+    images: tuple[Any, ...] = ()  # uint8 (height, width, 3), upright originals; for the report
+    prepare: Prepare | None = None
+    _prepared: dict[tuple[PixelLimits | None, str | None], Prompt] = field(default_factory=dict)
+
+    def prompted(self, pixels: PixelLimits | None, system: str | None) -> Prompt:
+        """Its prompt under settings of one backend's own. Raises OptionError where it cannot be prepared anew."""
+        if pixels is None and system is None:
+            return self.prompt
+        if self.prepare is None:
+            raise OptionError(f"{self.id}: this prompt was made beforehand, so pixel limits and system are fixed")
+        key = (pixels, system)
+        if key not in self._prepared:
+            self._prepared[key] = self.prepare(pixels, system)
+        return self._prepared[key]
+
+    def under(self, pixels: PixelLimits | None, system: str | None) -> Case:
+        """The case with that prompt."""
+        prompt = self.prompted(pixels, system)
+        return self if prompt is self.prompt else replace(self, prompt=prompt)
 
     def record(self) -> PromptRecord:
         """What the result keeps of it: sizes and hashes, no pixels."""

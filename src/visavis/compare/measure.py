@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from statistics import median
+from statistics import median, quantiles
 
 from visavis.backends.base import ModelInterface
 from visavis.compare.agreement import TOP_K
@@ -39,7 +39,7 @@ def measure(
             what = "one at a time" if rounds == 1 else f"one at a time, round {number} of {rounds}"
             say(model.name, what, done, len(cases))
             (completion,) = model.complete([case.prompt], sampling)
-            result.answers.append(_answer(case, number, completion))
+            result.answers.append(_answer(model, case, number, completion))
     if batch and len(cases) > 1:
         say(model.name, f"all {len(cases)} at once", 0, 1)
         result.batch = _all_at_once(model, cases, sampling, result)
@@ -95,7 +95,7 @@ def _warm_up(model: ModelInterface, cases: Sequence[Case], sampling: SamplingPar
     return model.clock() - start
 
 
-def _answer(case: Case, number: int, completion: Completion) -> Answer:
+def _answer(model: ModelInterface, case: Case, number: int, completion: Completion) -> Answer:
     grounded = completion.media_sizes and completion.box_format != "none" and completion.error is None
     return Answer(
         prompt=case.id,
@@ -111,7 +111,13 @@ def _answer(case: Case, number: int, completion: Completion) -> Answer:
         boxes=completion.boxes().as_dict() if grounded else None,
         right=None if completion.error is not None else is_right(case.expected, completion),
         error=completion.error,
+        tokens=_spelled(model, completion) if number == 1 else (),
     )
+
+
+def _spelled(model: ModelInterface, completion: Completion) -> tuple[str, ...]:
+    family = model.family
+    return () if family is None else tuple(family.tokenizer.decode([i]) for i in completion.token_ids)
 
 
 def _all_at_once(
@@ -148,6 +154,9 @@ def _summarise(result: BackendResult) -> None:
     gaps = [a.per_token_s for a in good if a.per_token_s is not None]
     result.first_token_s = median(firsts) if firsts else None
     result.per_token_s = median(gaps) if gaps else None
+    result.first_token_spread_s, result.per_token_spread_s = _quartiles(firsts), _quartiles(gaps)
+    whole = [a.token_times_s[-1] for a in good if a.token_times_s]
+    result.answer_s = median(whole) if whole else None
     busy = sum(a.token_times_s[-1] for a in good if a.token_times_s)
     tokens = sum(len(a.token_times_s) for a in good)
     result.tokens_per_s = tokens / busy if busy > 0 else None
@@ -157,3 +166,11 @@ def _summarise(result: BackendResult) -> None:
     for answer in good:
         ids.setdefault(answer.prompt, set()).add(answer.token_ids)
     result.steady = all(len(different) == 1 for different in ids.values())
+
+
+def _quartiles(values: Sequence[float]) -> tuple[float, float] | None:
+    """First and third quartile; None for fewer than two values."""
+    if len(values) < 2:
+        return None
+    low, _, high = quantiles(values, n=4, method="inclusive")
+    return low, high

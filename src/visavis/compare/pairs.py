@@ -1,56 +1,66 @@
-"""Two backends' answers side by side: how many are the same, and what each first difference is."""
+"""Two backends' answers side by side: how far each pair agrees, and what each first difference is."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Literal
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from visavis.compare.agreement import Judgement, first_difference, judge, logprob_of
-from visavis.compare.result import Answer, BackendResult, Difference, PairResult, Side
+from visavis.compare.distance import box_distance, edit_distance, share_before
+from visavis.compare.judging import reference_of
+from visavis.compare.result import Agreement, Answer, BackendResult, Difference, PairResult, Side
+from visavis.compare.settings_apart import View, draws
 from visavis.completion import TokenLogprobs
 
 if TYPE_CHECKING:
     from visavis.families import TextTokenizer
 
-__all__ = ["LogprobsAt", "pair_up"]
-
-LogprobsAt = Callable[[str, int], TokenLogprobs | None]
-"""A backend's log-probabilities for (prompt id, position of the answer); None when there are none."""
+__all__ = ["pair_up"]
 
 SHOWN_BEFORE = 80  # characters of common text that a difference shows
 
 
-def pair_up(
-    first: BackendResult,
-    second: BackendResult,
-    prompts: Iterable[str],
-    logprobs_of_first: LogprobsAt,
-    logprobs_of_second: LogprobsAt,
-    tokenizer: TextTokenizer,
-    *,
-    sampled: bool = False,
-) -> PairResult:
-    """Agreement over the first round. `sampled`: tokens were drawn at random, so differences say nothing."""
-    same, total = 0, 0
-    differences = []
-    answers_of_first, answers_of_second = first.first_round(), second.first_round()
+def pair_up(first: View, second: View, prompts: Iterable[str], tokenizer: TextTokenizer) -> PairResult:
+    """Agreement over the first round, as both were asked."""
+    same, same_text, total = 0, 0, 0
+    differences, agreement = [], []
     for prompt in prompts:
         total += 1
-        one, two = answers_of_first.get(prompt), answers_of_second.get(prompt)
-        failure = _failure(first, one) or _failure(second, two)
+        one, two = first.answer(prompt), second.answer(prompt)
+        failure = _failure(first.result, one) or _failure(second.result, two)
         if failure or one is None or two is None:
             differences.append(Difference(prompt, "failed", failure or "no answer"))
             continue
-        position = first_difference(one.token_ids, two.token_ids)
-        if position is None:
-            same += 1
-            continue
-        differences.append(
-            _difference(
-                (first, one, logprobs_of_first), (second, two, logprobs_of_second), position, tokenizer, sampled
-            )
-        )
-    return PairResult(first.backend, second.backend, same, total, tuple(differences))
+        measured = _agreement(one, two)
+        agreement.append(measured)
+        same += measured.same_tokens
+        same_text += measured.same_text
+        if measured.position is not None:
+            differences.append(_difference((first, one), (second, two), measured.position, tokenizer))
+        elif not measured.same_text:
+            differences.append(Difference(prompt, "text", "the texts differ, the token ids do not"))
+    return PairResult(
+        first.name, second.name, same, total, tuple(differences), same_text=same_text, agreement=tuple(agreement)
+    )
+
+
+def _agreement(one: Answer, two: Answer) -> Agreement:
+    position = first_difference(one.token_ids, two.token_ids)
+    overlap, distance = box_distance(one.boxes, two.boxes)
+    without_ids = not one.token_ids or not two.token_ids  # a server that gives none: its text is all there is
+    same_text = one.text == two.text
+    if without_ids and same_text:
+        position = None
+    return Agreement(
+        prompt=one.prompt,
+        same_tokens=position is None,
+        same_text=same_text,
+        position=position,
+        share_before=share_before(position, one.token_ids, two.token_ids),
+        edit_distance=edit_distance(one.text, two.text),
+        box_iou=overlap,
+        center_distance=distance,
+    )
 
 
 def _failure(result: BackendResult, answer: Answer | None) -> str | None:
@@ -59,32 +69,32 @@ def _failure(result: BackendResult, answer: Answer | None) -> str | None:
     return None if answer.error is None else f"{result.backend} failed: {answer.error}"
 
 
-_View = tuple[BackendResult, Answer, LogprobsAt]
+_Asked = tuple[View, Answer]
 
 
-def _difference(first: _View, second: _View, position: int, tokenizer: TextTokenizer, sampled: bool) -> Difference:
-    (a, one, logprobs_of_first), (b, two, logprobs_of_second) = first, second
+def _difference(first: _Asked, second: _Asked, position: int, tokenizer: TextTokenizer) -> Difference:
+    (a, one), (b, two) = first, second
     before = tokenizer.decode(one.token_ids[:position])
     before = before if len(before) <= SHOWN_BEFORE else "…" + before[-SHOWN_BEFORE:]
-    ended = [r.backend for r, answer in ((a, one), (b, two)) if position >= len(answer.token_ids)]
+    ended = [r.name for r, answer in ((a, one), (b, two)) if position >= len(answer.token_ids)]
     seen: tuple[TokenLogprobs | None, TokenLogprobs | None] = (None, None)
-    if sampled:
+    if draws(one) or draws(two):
         judgement = Judgement("unknown", "tokens were drawn at random (temperature above 0)")
     elif ended:
-        other = two if ended == [a.backend] else one
+        other = two if ended == [a.name] else one
         judgement = Judgement(
             "length",
             f"{ended[0]} ended after {position} tokens ({(one if other is two else two).finish_reason}), "
             f"the other went on to {len(other.token_ids)} ({other.finish_reason})",
         )
     else:
-        seen = (logprobs_of_first(one.prompt, position), logprobs_of_second(one.prompt, position))
-        reference: Literal["first", "second"] = "second" if b.backend == "hf" else "first"
-        judgement = judge(*seen, float32=a.dtype == b.dtype == "float32", reference=reference)
+        seen = (a.logprobs(one.prompt, position), b.logprobs(one.prompt, position))
+        float32 = a.result.dtype == b.result.dtype == "float32"
+        judgement = judge(*seen, float32=float32, reference=reference_of(b))
     return Difference(
         prompt=one.prompt,
         kind=judgement.kind,
-        why=_with_names(judgement.why, a.backend, b.backend),
+        why=judgement.why.replace("the first engine", a.name).replace("the second engine", b.name),
         position=position,
         before=before,
         first=_side(one, two, position, seen[0], tokenizer),
@@ -104,10 +114,3 @@ def _side(answer: Answer, other: Answer, position: int, seen: TokenLogprobs | No
         logprob=None if seen is None else seen.logprob,
         logprob_of_other=None if seen is None or other_id is None else logprob_of(seen, other_id),
     )
-
-
-def _with_names(why: str, first: str, second: str) -> str:
-    names: Mapping[str, str] = {"the first engine": first, "the second engine": second}
-    for anonymous, name in names.items():
-        why = why.replace(anonymous, name)
-    return why

@@ -2,28 +2,41 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, is_dataclass
 from typing import Any
 
-from visavis.compare.agreement import Kind
+from visavis.compare.pair_result import (
+    Agreement,
+    Cause,
+    Difference,
+    PairResult,
+    Rerun,
+    SettingDifference,
+    Side,
+)
 
 __all__ = [
     "SCHEMA",
+    "Agreement",
     "Answer",
     "BackendResult",
     "BatchResult",
+    "Cause",
     "Comparison",
     "Difference",
     "Expected",
     "PairResult",
     "PromptRecord",
+    "Rerun",
+    "SettingDifference",
     "Side",
     "SkippedBackend",
     "as_dict",
 ]
 
-SCHEMA = "visavis.compare/1"
+SCHEMA = "visavis.compare/2"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +78,7 @@ class Answer:
     boxes: Mapping[str, Any] | None = None
     right: bool | None = None  # None where no true answer is known
     error: str | None = None
+    tokens: tuple[str, ...] = ()  # each token spelled, in the first round
 
     @property
     def first_token_s(self) -> float | None:
@@ -94,17 +108,23 @@ class BatchResult:
 class BackendResult:
     """One backend's part. Rates count generated tokens from ids; failed answers count nowhere and are listed."""
 
-    backend: str
+    backend: str  # its name here: the engine's, or a label of the user's
+    engine: str = ""
+    own: Mapping[str, Any] = field(default_factory=dict)  # settings that were given for it alone
     version: str = ""
     device: str = ""
     dtype: str = ""
+    interpreter: str = ""  # the Python it ran in, where it is another than ours
     phases_s: Mapping[str, float] = field(default_factory=dict)  # of the load, in order
     settings: Mapping[str, Any] = field(default_factory=dict)
     marks: tuple[str, ...] = ()
     load_s: float | None = None  # from the start of its process until ready
     warm_up_s: float | None = None  # the first request, image included
     first_token_s: float | None = None  # median
+    first_token_spread_s: tuple[float, float] | None = None  # quartiles
     per_token_s: float | None = None  # median
+    per_token_spread_s: tuple[float, float] | None = None
+    answer_s: float | None = None  # median time from submission to the last token
     tokens_per_s: float | None = None  # one prompt at a time, first tokens included
     batch: BatchResult | None = None
     peak_memory_bytes: int | None = None
@@ -112,49 +132,12 @@ class BackendResult:
     right: int | None = None  # of the prompts with a known true answer, in the first round
     steady: bool = True  # every round gave the same tokens
     answers: list[Answer] = field(default_factory=list)
+    prompts: tuple[PromptRecord, ...] = ()  # as it got them, where its settings change them
     error: str | None = None  # it could not be loaded, or its process died
 
     def first_round(self) -> dict[str, Answer]:
         """Answers of round 1 by prompt id."""
         return {a.prompt: a for a in self.answers if a.round == 1}
-
-
-@dataclass(frozen=True, slots=True)
-class Side:
-    """One side of a first difference. `token_id` None: its answer had ended."""
-
-    token_id: int | None
-    token: str | None
-    logprob: float | None = None  # of its own token
-    logprob_of_other: float | None = None  # of the other side's token; None when not among its best
-
-
-@dataclass(frozen=True, slots=True)
-class Difference:
-    """Where two answers to one prompt part. `position` counts tokens from 0."""
-
-    prompt: str
-    kind: Kind
-    why: str
-    position: int | None = None
-    before: str = ""  # the text both agree on
-    first: Side | None = None
-    second: Side | None = None
-    margin: float | None = None  # nats
-
-
-@dataclass(frozen=True, slots=True)
-class PairResult:
-    """Agreement of two backends. `same` of `total` prompts got the very same tokens."""
-
-    first: str
-    second: str
-    same: int
-    total: int
-    differences: tuple[Difference, ...] = ()
-
-    def count(self, kind: Kind) -> int:
-        return sum(d.kind == kind for d in self.differences)
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,13 +164,15 @@ class Comparison:
     pairs: list[PairResult] = field(default_factory=list)
     skipped: list[SkippedBackend] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)  # what limits the comparison, in words
+    times: list[str] = field(default_factory=list)  # why the times differ, in words
+    command: str = ""  # what repeats it
     verdict: str = ""
     schema: str = SCHEMA
 
     @property
     def all_same(self) -> bool:
-        """Every pair gave the same tokens on every prompt."""
-        return all(pair.same == pair.total for pair in self.pairs)
+        """Every pair gave the same tokens and the same text on every prompt."""
+        return all(not pair.differences for pair in self.pairs)
 
     @property
     def failed(self) -> bool:
@@ -201,6 +186,11 @@ def as_dict(value: Any) -> Any:
         plain = {f.name: as_dict(getattr(value, f.name)) for f in fields(value)}
         if isinstance(value, Answer):
             plain |= {"first_token_s": value.first_token_s, "per_token_s": value.per_token_s}
+        if isinstance(value, Side):
+            plain |= {
+                "probability": _probability(value.logprob),
+                "probability_of_other": _probability(value.logprob_of_other),
+            }
         if isinstance(value, Comparison):
             plain = {"schema": plain.pop("schema"), "verdict": plain.pop("verdict"), **plain}
         return plain
@@ -213,3 +203,7 @@ def as_dict(value: Any) -> Any:
     if value is None or isinstance(value, str | int | float | bool):
         return value
     return str(value)
+
+
+def _probability(logprob: float | None) -> float | None:
+    return None if logprob is None else math.exp(logprob)

@@ -2,60 +2,60 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
-from visavis.backends.base import ModelInterface, Progress
+from visavis.backends.base import ModelInterface
 from visavis.backends.worker import WorkerModel
 from visavis.compare.cases import Case
+from visavis.compare.explain import explain_pair
+from visavis.compare.lab import Lab, Opener
 from visavis.compare.measure import Say, logprobs_at, measure, record_logprobs, repeated_logprobs
+from visavis.compare.notes import add_notes
 from visavis.compare.pairs import pair_up
-from visavis.compare.result import BackendResult, Comparison, SkippedBackend
+from visavis.compare.result import Answer, BackendResult, Comparison, SkippedBackend
+from visavis.compare.settings_apart import View
+from visavis.compare.setups import Setup
+from visavis.compare.times import times_in_words
 from visavis.compare.verdict import verdict
-from visavis.completion import Completion, TokenLogprobs
+from visavis.completion import TokenLogprobs
 from visavis.errors import BackendError, InputError, OptionError
 from visavis.report.machine import describe
 from visavis.sampling import SamplingParams
 
 __all__ = ["Opener", "Plan", "compare"]
 
-BUSY = 0.75
-"""Load average per core above which the machine is called busy."""
-
-Opener = Callable[[str, Progress], AbstractContextManager[ModelInterface]]
-"""(backend, progress) → the loaded model, closed at the end. `compare` gives each a process of its own."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What to compare and how."""
+    """What to compare and how. `setups`: in their order; the first one that runs is the reference."""
 
     model: str
-    backends: tuple[str, ...]
-    sampling: SamplingParams = field(default_factory=SamplingParams)
+    setups: tuple[Setup, ...]
+    sampling: SamplingParams = field(default_factory=SamplingParams)  # what holds for all
     rounds: int = 1
     batch: bool = True  # also all prompts at once
+    rerun: bool = True  # ask again with equal settings where answers and settings differ
     optional: bool = False  # the backends were not asked for by name: one that cannot take the model is skipped
     skipped: tuple[SkippedBackend, ...] = ()
     folder: Path | None = None  # the model's files, watched for changes between the backends
+    notes: tuple[str, ...] = ()  # what was decided before, e.g. caches that were switched off
+    command: str = ""
 
 
 def compare(plan: Plan, cases: Sequence[Case], open_model: Opener, say: Say) -> Comparison:
     """Runs every backend, one after the other, so that none competes with another for the machine.
 
-    The first backend that runs is the reference of "same tokens". A backend that cannot be loaded, or dies, is part of
-    the result with its error; bad options of the first one raise InputError at once.
+    Every backend is compared with every other. One that cannot be loaded, or dies, is part of the result with its
+    error; bad options of the first one raise InputError at once.
     """
     from visavis import __version__
 
     if not cases:
         raise OptionError("compare: no prompts")
-    if plan.sampling.n not in (None, 1):
+    if any(setup.sampling.n not in (None, 1) for setup in plan.setups):
         raise OptionError("compare: n above 1 has no meaning here; leave it out")
     result = Comparison(
         model=plan.model,
@@ -66,84 +66,108 @@ def compare(plan: Plan, cases: Sequence[Case], open_model: Opener, say: Say) -> 
         requested_sampling=plan.sampling.asked(),
         prompts=tuple(case.record() for case in cases),
         skipped=list(plan.skipped),
+        notes=list(plan.notes),
+        command=plan.command,
     )
     files = _files(plan.folder)
-    reference: BackendResult | None = None
-    recorded: dict[str, Completion] = {}
-    several = len(plan.backends) > 1
-    for name in plan.backends:
-        mine = BackendResult(name)
+    views: list[View] = []
+    for setup in plan.setups:
+        mine = BackendResult(setup.name, engine=setup.backend, own=dict(setup.own))
         result.backends.append(mine)
+        last = setup is plan.setups[-1]
         try:
-            with _loaded(name, mine, open_model, say) as model:
-                measure(model, cases, plan.sampling, mine, rounds=plan.rounds, batch=plan.batch, say=say)
-                _memory(model, mine)
-                if reference is None:
-                    if several:
-                        recorded = record_logprobs(model, cases, plan.sampling, say)
-                else:
-                    _compare_with(reference, mine, model, cases, plan, recorded, result)
+            with Lab(setup, open_model, say) as lab:
+                view = _run(setup, mine, cases, lab, plan, say, result, views, last)
         except InputError as error:
-            last = name == plan.backends[-1]
-            if plan.optional and mine.load_s is None and not (last and reference is None):
+            if plan.optional and mine.load_s is None and not (last and not views):
                 result.backends.remove(mine)
-                result.skipped.append(SkippedBackend(name, str(error), ""))
-            elif reference is None:
+                result.skipped.append(SkippedBackend(setup.name, str(error), ""))
+            elif not views:
                 raise
             else:
                 mine.error = str(error)
         except BackendError as error:
             mine.error = str(error)
-        if reference is None and mine.answers and mine.error is None:
-            reference = mine
+        else:
+            views.append(view)
     if _files(plan.folder) != files:
         result.notes.append(f"the files of {plan.folder} changed meanwhile: not every backend had the same model")
-    _add_notes(result)
+    add_notes(result)
+    result.times = times_in_words(result.backends)
     result.verdict = verdict(result)
     return result
 
 
-@contextmanager
-def _loaded(name: str, mine: BackendResult, open_model: Opener, say: Say) -> Iterator[ModelInterface]:
-    """The model behind one backend; how it was loaded goes into the result."""
-    start = time.perf_counter()
-    say(name, "start", 0, 1)
-    with open_model(name, lambda phase, seconds: say(name, phase, 0, 1)) as model:
-        mine.load_s = time.perf_counter() - start
-        info = model.info
-        if info is not None:
-            mine.version, mine.device, mine.dtype = info.version, info.device, info.dtype
-            mine.phases_s, mine.settings, mine.marks = dict(info.phases), dict(info.settings), info.marks
-        yield model
-
-
-def _compare_with(
-    reference: BackendResult,
+def _run(
+    setup: Setup,
     mine: BackendResult,
-    model: ModelInterface,
     cases: Sequence[Case],
+    lab: Lab,
     plan: Plan,
-    recorded: Mapping[str, Completion],
+    say: Say,
     result: Comparison,
-) -> None:
-    by_id = {case.id: case for case in cases}
-    theirs, ours = reference.first_round(), mine.first_round()
+    earlier: Sequence[View],
+    last: bool,
+) -> View:
+    """Everything about one backend: loaded, measured, compared with those before it, differences explained."""
 
-    def of_reference(prompt: str, position: int) -> TokenLogprobs | None:
-        return repeated_logprobs(recorded.get(prompt), theirs[prompt], position)
+    def by_label(engine: str, what: str, done: int, total: int) -> None:
+        say(setup.name, what, done, total)
 
-    def of_mine(prompt: str, position: int) -> TokenLogprobs | None:
-        return logprobs_at(model, by_id[prompt], plan.sampling, ours[prompt], position)
+    own_cases = [case.under(setup.pixels, setup.system) for case in cases]
+    if setup.pixels is not None or setup.system is not None:
+        mine.prompts = tuple(case.record() for case in own_cases)
+    model = lab.model(setup.engine)
+    _describe(model, mine, lab)
+    measure(model, own_cases, setup.sampling, mine, rounds=plan.rounds, batch=plan.batch, say=by_label)
+    mine.answers = [_with_origins(answer, setup) for answer in mine.answers]
+    _memory(model, mine)
+    recorded = {} if last else record_logprobs(model, own_cases, setup.sampling, by_label)
+    by_id = {case.id: case for case in own_cases}
+    answers = mine.first_round()
 
-    family = model.family
-    if family is None:
+    def logprobs(prompt: str, position: int) -> TokenLogprobs | None:
+        if recorded:
+            return repeated_logprobs(recorded.get(prompt), answers[prompt], position)
+        return logprobs_at(lab.model(setup.engine), by_id[prompt], setup.sampling, answers[prompt], position)
+
+    view = View(setup, mine, by_id, logprobs)
+    if not earlier:
+        return view
+    if model.family is None:
         raise BackendError(f"{model.name} has no tokenizer to show differences with")
-    sampled = any(not _greedy(a.sampling) for a in theirs.values())
-    result.pairs.append(pair_up(reference, mine, by_id, of_reference, of_mine, family.tokenizer, sampled=sampled))
+    tokenizer = model.family.tokenizer
+    # All pairs are judged before any re-run: a re-run may need the engine loaded anew.
+    pairs = [pair_up(first, view, by_id, tokenizer) for first in earlier]
+    for first, pair in zip(earlier, pairs, strict=True):
+        if pair.differences:
+            say(setup.name, f"re-runs with {first.name}'s settings (untimed)" if plan.rerun else "causes", 0, 1)
+        done = explain_pair(first, view, pair, lab, tokenizer, rerun=plan.rerun)
+        result.pairs.append(done)
+    return view
 
 
-def _greedy(sampling: Mapping[str, Any]) -> bool:
-    return bool(sampling["settings"]["temperature"]["value"] == 0)
+def _describe(model: ModelInterface, mine: BackendResult, lab: Lab) -> None:
+    """How it was loaded."""
+    mine.load_s = lab.load_s
+    info = model.info
+    if info is not None:
+        mine.version, mine.device, mine.dtype = info.version, info.device, info.dtype
+        mine.interpreter = info.interpreter
+        mine.phases_s, mine.settings, mine.marks = dict(info.phases), dict(info.settings), info.marks
+
+
+def _with_origins(answer: Answer, setup: Setup) -> Answer:
+    """Settings that were given for this backend alone say so."""
+    if not setup.said:
+        return answer
+    settings = {
+        name: {**entry, "origin": str(entry["origin"]).replace("request", f"set for {setup.name}")}
+        if name in setup.said
+        else entry
+        for name, entry in answer.sampling["settings"].items()
+    }
+    return replace(answer, sampling={**answer.sampling, "settings": settings})
 
 
 def _files(folder: Path | None) -> list[tuple[str, int, int]]:
@@ -159,44 +183,3 @@ def _memory(model: ModelInterface, mine: BackendResult) -> None:
     if isinstance(model, WorkerModel):
         usage = model.usage()
         mine.peak_memory_bytes, mine.peak_device_memory_bytes = usage.peak_rss_bytes, usage.gpu_peak_bytes
-
-
-def _add_notes(result: Comparison) -> None:
-    """What limits the comparison, in words."""
-    ran = [b for b in result.backends if b.error is None]
-    load, cores = result.machine["load_average"], result.machine["cores"]
-    if load is not None and load > BUSY * cores:
-        result.notes.append(
-            f"other work was running (load average {load:.1f} on {cores} cores before the start): "
-            "the times are not to be trusted"
-        )
-    dtypes = {b.dtype for b in ran}
-    if len(dtypes) > 1:
-        said = ", ".join(f"{b.backend} {b.dtype}" for b in ran)
-        result.notes.append(f"not the same arithmetic: {said}; speed and tokens are not directly comparable")
-    for b in ran:
-        if b.marks:
-            result.notes.append(f"{b.backend} is marked {', '.join(b.marks)}: not directly comparable")
-        if not b.steady:
-            result.notes.append(f"{b.backend} did not give the same tokens in every round")
-        if b.batch is not None and b.batch.same_as_alone < b.batch.prompts:
-            changed = b.batch.prompts - b.batch.same_as_alone
-            result.notes.append(
-                f"{b.backend}: {changed} of {b.batch.prompts} answers change when all are asked at once"
-            )
-        wrong = [a for a in b.answers if a.error is None and a.prompt_tokens != _prompt_tokens(result, a.prompt)]
-        if wrong:
-            result.notes.append(
-                f"{b.backend} counted {wrong[0].prompt_tokens} prompt tokens for {wrong[0].prompt}, "
-                f"it was given {_prompt_tokens(result, wrong[0].prompt)}"
-            )
-    if any(not _greedy(a.sampling) for b in ran for a in b.answers):
-        result.notes.append("tokens are drawn at random (temperature above 0): different tokens are expected")
-    lengths = {b.backend: sum(len(a.token_ids) for a in b.answers) for b in ran}
-    if len(lengths) > 1 and max(lengths.values()) > 1.1 * min(lengths.values()):
-        said = ", ".join(f"{name} {count}" for name, count in lengths.items())
-        result.notes.append(f"answers differ in length ({said} tokens in all): tokens/s compare unequal work")
-
-
-def _prompt_tokens(result: Comparison, prompt: str) -> int:
-    return next(record.prompt_tokens for record in result.prompts if record.id == prompt)

@@ -6,6 +6,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from visavis.compare.result import BackendResult, Comparison, Difference, PairResult, PromptRecord, Side
+from visavis.compare.settings_apart import shown
+from visavis.compare.words import effect
 from visavis.report.machine import one_line
 from visavis.report.units import bytes_, duration, rate
 
@@ -33,6 +35,10 @@ def print_answers(console: Console, comparison: Comparison, record: PromptRecord
     """One question with every engine's answer to it."""
     from rich.text import Text
 
+    for b in comparison.backends:
+        if b.own:
+            said = ", ".join(f"{name} {shown(value)}" for name, value in b.own.items())
+            console.print(Text.assemble((f"{b.backend}  ", "cyan"), (f"{b.engine} with {said}", "dim")))
     sizes = "".join(_sizes(media) for media in record.media)
     console.print(Text.assemble((f"{record.id}  ", "dim"), (record.question, "bold"), (sizes, "dim")))
     width = max(len(b.backend) for b in comparison.backends)
@@ -61,6 +67,9 @@ def print_result(console: Console, comparison: Comparison) -> None:
             _print_difference(console, pair, difference)
         if (more := len(pair.differences) - SHOWN_DIFFERENCES) > 0:
             console.print(f"  … and {_count(more, 'more difference')}; --json has all of them", style="dim")
+        _print_findings(console, pair)
+    for sentence in comparison.times:
+        console.print(Text.assemble(("time  ", "cyan"), sentence))
     for note in comparison.notes:
         console.print(Text.assemble(("note  ", "yellow"), note))
     for skipped in comparison.skipped:
@@ -109,13 +118,34 @@ def _rows(comparison: Comparison, prompts: int) -> list[tuple[str, Callable[[Bac
 
 def _same(comparison: Comparison, b: BackendResult) -> str:
     pair = next((p for p in comparison.pairs if p.second == b.backend), None)
-    return "–" if pair is None else f"{pair.same}/{pair.total}"
+    if pair is None:
+        return "–"
+    text = "" if pair.same_text == pair.same else f", text {pair.same_text}/{pair.total}"
+    return f"{pair.same}/{pair.total}{text}"
+
+
+def _print_findings(console: Console, pair: PairResult) -> None:
+    """What was made equal, what each re-run brought, and what follows."""
+    from rich.text import Text
+
+    singles = [r for r in pair.reruns if r.prompt == pair.reruns[0].prompt]
+    if singles:
+        console.print(
+            Text(f"{pair.second} asked again with {pair.first}'s settings ({singles[0].prompt}):", style="dim")
+        )
+    for rerun in singles:
+        console.print(Text.assemble(("  ", ""), (" + ".join(rerun.equalised), "bold"), f": {effect(rerun)}"))
+    for finding in pair.findings:
+        console.print(Text.assemble(("why  ", "green"), f"{pair.first} and {pair.second}: {finding}"))
 
 
 def _print_difference(console: Console, pair: PairResult, difference: Difference) -> None:
     from rich.text import Text
 
-    console.print(Text.assemble((f"{difference.prompt}  ", "dim"), (difference.kind, "bold"), f": {difference.why}"))
+    said = [cause.text for cause in difference.causes] or [difference.why]
+    console.print(Text.assemble((f"{difference.prompt}  ", "dim"), (difference.kind, "bold"), f": {said[0]}"))
+    for more in said[1:]:
+        console.print(Text(f"  {more}"))
     if difference.first is None or difference.second is None:
         return
     console.print(Text(f"  at token {difference.position}, after {difference.before!r}", style="dim"))

@@ -8,9 +8,11 @@ from visavis.compare.result import BackendResult, Comparison, PairResult
 __all__ = ["speed_ratio", "verdict"]
 
 _KINDS: dict[Kind, tuple[str, str]] = {
+    "settings": ("difference that settings explain", "differences that settings explain"),
     "near tie": ("near tie", "near ties"),
     "real": ("real disagreement", "real disagreements"),
     "length": ("answer ended early", "answers ended early"),
+    "text": ("text of the same tokens", "texts of the same tokens"),
     "unknown": ("difference that cannot be judged", "differences that cannot be judged"),
     "failed": ("failed answer", "failed answers"),
 }
@@ -41,10 +43,12 @@ def speed_ratio(first: BackendResult, second: BackendResult) -> tuple[float, str
 
 def _agreement(pair: PairResult) -> str:
     names = f"{pair.first} and {pair.second}"
-    if pair.same == pair.total:
+    if not pair.differences:
         return f"{names} gave the same tokens on {'all ' if pair.total > 1 else ''}{_prompts(pair.total)}"
     kinds = [f"{count} {_KINDS[kind][count > 1]}" for kind in _KINDS if (count := pair.count(kind))]
-    return f"{names} gave the same tokens on {pair.same} of {_prompts(pair.total)} ({', '.join(kinds)})"
+    because = [f for f in pair.findings if "explain" in f and not f.startswith("unexplained")]
+    why = f": {'; '.join(because)}" if because else ""
+    return f"{names} gave the same tokens on {pair.same} of {_prompts(pair.total)} ({', '.join(kinds)}){why}"
 
 
 def _speed(first: BackendResult, second: BackendResult) -> str:

@@ -15,6 +15,7 @@ from visavis.backends.options import EngineOptions
 from visavis.compare.cases import Case
 from visavis.compare.result import Comparison, Expected
 from visavis.compare.runner import Plan, compare
+from visavis.compare.setups import Setup, make_setup, options_of
 from visavis.completion import TokenLogprobs
 from visavis.families import Family, load_family
 from visavis.sampling import SamplingParams
@@ -77,14 +78,20 @@ class Bench:
     def ids(self, text: str) -> list[int]:
         return self.family.tokenizer.encode(text, allow_special=True)
 
-    def open(self, name: str, progress: Progress) -> AbstractContextManager[ModelInterface]:
-        return self.engines[name].load(None, EngineOptions(warmup=False), progress)
+    def open(
+        self, setup: Setup, engine: Mapping[str, Any], progress: Progress
+    ) -> AbstractContextManager[ModelInterface]:
+        model = self.engines[setup.name]
+        model.use_generation_config = setup.generation_config
+        return model.load(None, options_of(EngineOptions(warmup=False), engine), progress)
 
     def run(self, **plan: Any) -> Comparison:
-        plan.setdefault("sampling", SamplingParams(max_tokens=32))
-        names = plan.pop("backends", tuple(self.engines))
+        """`own`: {backend: {setting: value}}."""
+        sampling = plan.setdefault("sampling", SamplingParams(max_tokens=32))
+        own = plan.pop("own", {})
+        setups = tuple(make_setup(name, name, own.get(name, {}), sampling) for name in self.engines)
         return compare(
-            Plan(model="tiny-screen", backends=names, **plan),
+            Plan(model="tiny-screen", setups=setups, **plan),
             self.cases,
             self.open,
             lambda backend, what, done, total: self.said.append((backend, what)),

@@ -138,10 +138,10 @@ class _Refuses:
     def __init__(self, bench: Bench, name: str) -> None:
         self.bench, self.name, self.usual = bench, name, bench.open
 
-    def __call__(self, name: str, progress: Any) -> Any:
-        if name == self.name:
+    def __call__(self, setup: Any, engine: Any, progress: Any) -> Any:
+        if setup.name == self.name:
             raise ModelError("LLaVA is not among the models native runs")
-        return self.usual(name, progress)
+        return self.usual(setup, engine, progress)
 
 
 def test_backend_that_cannot_take_the_model_is_skipped_unless_it_was_named(bench: Bench) -> None:
@@ -189,7 +189,7 @@ def test_everything_is_json(bench: Bench) -> None:
     bench.add("native", answers=[11, 12])
     bench.add("hf", answers=[11, 22])
     plain = json.loads(json.dumps(as_dict(bench.run()), allow_nan=False))
-    assert plain["schema"] == "visavis.compare/1"
+    assert plain["schema"] == "visavis.compare/2"
     assert plain["backends"][0]["answers"][0]["token_ids"] == [11, 12]
     assert plain["backends"][0]["answers"][0]["first_token_s"] == pytest.approx(0.1)
     assert plain["pairs"][0]["differences"][0]["second"]["token_id"] == 22
@@ -221,10 +221,10 @@ def test_model_that_changes_between_the_backends_is_said(bench: Bench, tmp_path:
     assert not any("changed meanwhile" in note for note in bench.run(folder=tmp_path).notes)
     usual = bench.open
 
-    def retrain(name: str, progress: Any) -> Any:
-        if name == "hf":
+    def retrain(setup: Any, engine: Any, progress: Any) -> Any:
+        if setup.name == "hf":
             weights.write_bytes(b"newer")
-        return usual(name, progress)
+        return usual(setup, engine, progress)
 
     bench.open = retrain  # type: ignore[method-assign]
     assert any("changed meanwhile" in note for note in bench.run(folder=tmp_path).notes)

@@ -1,0 +1,205 @@
+"""Why two answers differ, by re-run: the second backend is asked again with its settings made equal to the first's,
+one at a time, and as few together as it takes. What equal settings do not remove is judged as it shows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING
+
+from visavis.compare.agreement import Judgement, Kind, first_difference
+from visavis.compare.causes import seen_causes
+from visavis.compare.judging import judge_at
+from visavis.compare.lab import Lab
+from visavis.compare.pair_result import Cause, Difference, PairResult, Rerun, SettingDifference
+from visavis.compare.settings_apart import View, settings_apart, shown
+from visavis.compare.trials import Trials
+from visavis.compare.words import findings
+
+if TYPE_CHECKING:
+    from visavis.families import TextTokenizer
+
+__all__ = ["explain_pair", "smallest_sets"]
+
+_LAW: dict[str, Kind] = {"near tie": "near tie", "real disagreement": "real", "length": "length", "failed": "failed"}
+
+
+def explain_pair(
+    first: View, second: View, pair: PairResult, lab: Lab, tokenizer: TextTokenizer, *, rerun: bool
+) -> PairResult:
+    """`pair` with the causes of each difference. `rerun` False: settings that differ are named, not tested."""
+    settings: dict[tuple[str, str, str], SettingDifference] = {}
+    reruns: list[Rerun] = []
+    explained = []
+    differing = {d.prompt: d for d in pair.differences}
+    for prompt in first.cases:
+        apart = settings_apart(first, second, prompt)
+        for s in apart:
+            settings.setdefault((s.name, shown(s.first), shown(s.second)), s)
+        difference = differing.get(prompt)
+        if difference is None:
+            continue
+        if difference.kind == "failed":
+            explained.append(replace(difference, causes=(Cause("failed", "seen", difference.why),)))
+        elif not apart:
+            explained.append(_as_seen(first, second, difference, tokenizer))
+        elif not rerun:
+            causes = tuple(Cause(s.kind, "not tested", _apart_words(first, second, s), (s.name,)) for s in apart)
+            explained.append(replace(difference, causes=causes))
+        else:
+            search = _Search(first, second, difference, apart, lab, tokenizer)
+            explained.append(search.explain())
+            reruns += search.trials.made()
+    done = replace(pair, differences=tuple(explained), settings=tuple(settings.values()), reruns=tuple(reruns))
+    return replace(done, findings=tuple(findings(done)))
+
+
+def smallest_sets(names: Sequence[str], good: Callable[[frozenset[str]], bool]) -> list[frozenset[str]]:
+    """Every single name that is `good` alone; else one set of which none can be left out; [] when not even all are."""
+    alone = [frozenset({name}) for name in names if good(frozenset({name}))]
+    if alone or len(names) < 2:
+        return alone
+    kept = frozenset(names)
+    if not good(kept):
+        return []
+    for name in names:
+        if len(kept) > 1 and good(kept - {name}):
+            kept -= {name}
+    return [kept]
+
+
+def _as_seen(first: View, second: View, difference: Difference, tokenizer: TextTokenizer) -> Difference:
+    one, two = first.answer(difference.prompt), second.answer(difference.prompt)
+    assert one is not None  # failed answers are told apart before
+    assert two is not None
+    kind = "unknown" if difference.kind == "text" else difference.kind
+    causes = seen_causes(
+        first,
+        second,
+        difference.prompt,
+        (one.token_ids, two.token_ids),
+        (one.text, two.text),
+        (one.finish_reason, two.finish_reason),
+        Judgement(kind, difference.why, difference.margin),
+        tokenizer,
+    )
+    return replace(difference, causes=tuple(causes))
+
+
+class _Search:
+    """One prompt's difference, taken apart."""
+
+    def __init__(
+        self,
+        first: View,
+        second: View,
+        difference: Difference,
+        apart: Sequence[SettingDifference],
+        lab: Lab,
+        tokenizer: TextTokenizer,
+    ) -> None:
+        self.first, self.second, self.difference, self.tokenizer, self.lab = first, second, difference, tokenizer, lab
+        self.apart = {s.name: s for s in apart}
+        self.names = list(self.apart)
+        self.trials = Trials(first, second, difference.prompt, lab)
+        self.one = self.trials.one
+
+    def explain(self) -> Difference:
+        trials = self.trials
+        control = trials.run(frozenset())
+        if control.error is not None or control.changed:
+            why = control.error or "asked the same again, its answer is another one"
+            unsure = Cause("unknown", "seen", f"re-runs of {self.second.name} prove nothing: {why}")
+            untested = [
+                Cause(s.kind, "not tested", _apart_words(self.first, self.second, s), (s.name,))
+                for s in self.apart.values()
+            ]
+            return replace(self.difference, kind="unknown", causes=(unsure, *untested))
+        causes: list[Cause] = []
+        # Which special tokens stay in the text changes no token, unless a stop string is looked for in that text.
+        stops = any(trials.value(name, "stop") for name in ("first", "second"))
+        for_tokens = [name for name in self.names if name != "special_tokens" or stops]
+        for name in self.names:
+            trials.run(frozenset({name}))
+        best: frozenset[str] = frozenset()
+        tokens_left = not control.same_tokens
+        if tokens_left:
+            best, tokens_left = self._tokens(for_tokens, causes)
+        text_left = self._text(best, tokens_left, causes)
+        if not tokens_left and not text_left:
+            return replace(self.difference, kind="settings", why=causes[0].text, causes=tuple(causes))
+        rest = self._rest()
+        law: Kind = next((_LAW[c.kind] for c in rest if c.kind in _LAW), "unknown")
+        return replace(self.difference, kind=law, why=rest[0].text, causes=(*causes, *rest))
+
+    def _tokens(self, names: list[str], causes: list[Cause]) -> tuple[frozenset[str], bool]:
+        """(settings that were made equal, whether the tokens still differ)."""
+        trials = self.trials
+        if found := smallest_sets(names, lambda chosen: trials.run(chosen).same_tokens):
+            causes += [self._cause(chosen, "tokens") for chosen in found]
+            return found[0], False
+        everything = frozenset(names)
+        if not names or trials.run(everything).error is not None or not trials.run(everything).changed:
+            return frozenset(), True
+        # Equal settings bring another answer that still is not the first's: they explain some of it.
+        parts = smallest_sets(names, lambda chosen: trials.ids(chosen) == trials.ids(everything))
+        causes += [self._cause(chosen, "some") for chosen in parts[:1]]
+        return everything, True
+
+    def _text(self, best: frozenset[str], tokens_left: bool, causes: list[Cause]) -> bool:
+        """Whether texts differ that settings do not explain; of the same tokens."""
+        trials = self.trials
+        if tokens_left:
+            if "special_tokens" in self.apart and "special_tokens" not in best:
+                before, after = trials.run(best), trials.run(best | {"special_tokens"})
+                if before.text != after.text and trials.ids(best) == trials.ids(best | {"special_tokens"}):
+                    causes.append(self._cause(frozenset({"special_tokens"}), "text"))
+            return False
+        if trials.run(best).same_text:
+            return False
+        left = [name for name in self.names if name not in best]
+        found = smallest_sets(left, lambda chosen: trials.run(best | chosen).same_text)
+        causes += [self._cause(chosen, "text") for chosen in found]
+        return not found
+
+    def _rest(self) -> list[Cause]:
+        """What is left with every setting equal, as it shows."""
+        trials, everything = self.trials, frozenset(self.names)
+        done = trials.run(everything)
+        if done.error is not None:
+            return [Cause("unknown", "seen", f"with equal settings {self.second.name} did not answer: {done.error}")]
+        ids = (self.one.token_ids, trials.ids(everything))
+        position = first_difference(*ids)
+        judgement = None
+        if position is not None and position < min(len(ids[0]), len(ids[1])):
+            judgement = judge_at(self.first, self.second, self.difference.prompt, everything, ids, position, self.lab)
+        return seen_causes(
+            self.first,
+            self.second,
+            self.difference.prompt,
+            ids,
+            (self.one.text, done.text),
+            (self.one.finish_reason, trials.finish(everything)),
+            judgement,
+            self.tokenizer,
+        ) or [Cause("unknown", "seen", "with every setting equal the answers are the same, and no re-run tells which")]
+
+    def _cause(self, chosen: frozenset[str], part: str) -> Cause:
+        ordered = tuple(name for name in self.names if name in chosen)
+        apart = [self.apart[name] for name in ordered]
+        said = "; ".join(_apart_words(self.first, self.second, s) for s in apart)
+        effect = {
+            "tokens": f"{self.second.name} gives {self.first.name}'s tokens",
+            "text": f"{self.second.name}'s text keeps what {self.first.name}'s keeps",
+            "some": f"{self.second.name} gives another answer, which still is not {self.first.name}'s",
+        }[part]
+        how = "made equal," if len(ordered) == 1 else "made equal together, and not one by one,"
+        kind = apart[0].kind
+        return Cause(kind, "alone" if len(ordered) == 1 else "jointly", f"{said}: {how} {effect}", ordered, part)  # type: ignore[arg-type]
+
+
+def _apart_words(first: View, second: View, s: SettingDifference) -> str:
+    def side(name: str, value: object, origin: str) -> str:
+        return f"{name} {shown(value)}{f' ({origin})' if origin else ''}"
+
+    return f"{s.name}: {side(first.name, s.first, s.origin_first)}, {side(second.name, s.second, s.origin_second)}"

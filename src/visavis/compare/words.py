@@ -1,0 +1,73 @@
+"""What re-runs showed, in words."""
+
+from __future__ import annotations
+
+from visavis.compare.pair_result import CauseKind, PairResult, Rerun
+
+__all__ = ["effect", "findings", "joined"]
+
+NAMES: dict[CauseKind, str] = {
+    "prompt ids": "another prompt",
+    "pixels": "other pixels",
+    "sampling": "sampling",
+    "length": "length",
+    "special tokens": "special tokens",
+    "precision": "precision",
+    "engine option": "an engine option",
+    "near tie": "a near tie",
+    "real disagreement": "a real disagreement",
+    "unknown": "what cannot be judged",
+    "failed": "a failure",
+}
+
+
+def joined(names: tuple[str, ...] | list[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else ""
+
+
+def effect(rerun: Rerun) -> str:
+    """What one re-run brought."""
+    if rerun.error is not None:
+        return f"refused: {rerun.error}"
+    if rerun.same_tokens and rerun.same_text:
+        return "the same answer"
+    if not rerun.changed:
+        return "changed nothing"
+    if rerun.same_tokens:
+        return f"the same tokens; the texts are {rerun.edit_distance} characters apart"
+    return f"another answer, which parts at token {rerun.position}; {rerun.edit_distance} characters apart"
+
+
+def findings(pair: PairResult) -> list[str]:
+    """Over all prompts: which settings explain what, which changed nothing, what is left."""
+    said = []
+    total = len(pair.differences)
+    if not total:
+        return []
+    explaining: set[str] = set()
+    parts = {(c.settings, c.how): c.part for d in pair.differences for c in d.causes}
+    for (kind, how, settings), prompts in pair.causes().items():
+        count = f"{len(prompts)} of {total} difference{'s' if total > 1 else ''}" if total > 1 else "the difference"
+        explaining |= set(settings)
+        what = {"tokens": "the tokens of ", "text": "the text of ", "some": "a part of "}.get(
+            parts.get((settings, how), "all"), ""
+        )
+        if how == "alone":
+            said.append(f"{settings[0]} explains {what}{count} ({NAMES[kind]})")
+        elif how == "jointly":
+            said.append(f"{joined(settings)} jointly explain {what}{count}, neither alone")
+        elif how == "not tested":
+            said.append(f"not tested: {joined(settings) or NAMES[kind]} on {count}")
+        else:
+            unexplained = f"unexplained by settings: {count}, " if pair.reruns else f"{count}: "
+            said.append(f"{unexplained}{NAMES[kind]}")
+    singles = [r for r in pair.reruns if len(r.equalised) == 1]
+    idle = [
+        name
+        for name in dict.fromkeys(r.equalised[0] for r in singles)
+        if name not in explaining and all(not r.changed for r in singles if r.equalised[0] == name)
+    ]
+    if idle:
+        said.append(f"made equal, {joined(idle)} changed nothing")
+    return said
