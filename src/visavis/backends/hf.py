@@ -113,7 +113,7 @@ class HuggingFaceModel(ModelInterface):
             settings={
                 "max_num_seqs": self._max_num_seqs,
                 "threads": torch.get_num_threads(),
-                "torch": torch.__version__,
+                "torch": str(torch.__version__),  # a plain str: TorchVersion would import torch where it is unpickled
                 **loaded.settings,
             },
             marks=loaded.marks,

@@ -96,7 +96,7 @@ class NativeModel(ModelInterface):
                 "kv_cache_bytes": engine.num_blocks * settings.block_bytes(engine.model_config),
                 "threads": torch.get_num_threads(),
                 "kernels": engine.kernels,
-                "torch": torch.__version__,
+                "torch": str(torch.__version__),  # a plain str: TorchVersion would import torch where it is unpickled
             },
             marks=marks,
         )
