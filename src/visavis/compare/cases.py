@@ -33,17 +33,19 @@ class Case:
 
     def prompted(self, pixels: PixelLimits | None, system: str | None) -> Prompt:
         """Its prompt under settings of one backend's own. Raises OptionError where it cannot be prepared anew."""
+        key = (pixels, system)
+        if key in self._prepared:
+            return self._prepared[key]
         if pixels is None and system is None:
             return self.prompt
         if self.prepare is None:
             raise OptionError(f"{self.id}: this prompt was made beforehand, so pixel limits and system are fixed")
-        key = (pixels, system)
-        if key not in self._prepared:
-            self._prepared[key] = self.prepare(pixels, system)
-        return self._prepared[key]
+        self._prepared[key] = prompt = self.prepare(pixels, system)
+        return prompt
 
     def under(self, pixels: PixelLimits | None, system: str | None) -> Case:
-        """The case with that prompt."""
+        """The case with that prompt; from it, too, every other one can be had."""
+        self._prepared.setdefault((None, None), self.prompt)
         prompt = self.prompted(pixels, system)
         return self if prompt is self.prompt else replace(self, prompt=prompt)
 

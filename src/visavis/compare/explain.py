@@ -11,8 +11,9 @@ from visavis.compare.agreement import Judgement, Kind, first_difference
 from visavis.compare.causes import seen_causes
 from visavis.compare.judging import judge_at
 from visavis.compare.lab import Lab
-from visavis.compare.pair_result import Cause, Difference, PairResult, Rerun, SettingDifference
+from visavis.compare.pair_result import Cause, Difference, PairResult, SettingDifference
 from visavis.compare.settings_apart import View, settings_apart, shown
+from visavis.compare.setups import SAMPLING
 from visavis.compare.trials import Trials
 from visavis.compare.words import findings
 
@@ -21,6 +22,8 @@ if TYPE_CHECKING:
 
 __all__ = ["explain_pair", "smallest_sets"]
 
+REQUEST_LEVEL = SAMPLING | {"system", "pixels"}
+"""Settings that need no other engine."""
 _LAW: dict[str, Kind] = {"near tie": "near tie", "real disagreement": "real", "length": "length", "failed": "failed"}
 
 
@@ -28,30 +31,40 @@ def explain_pair(
     first: View, second: View, pair: PairResult, lab: Lab, tokenizer: TextTokenizer, *, rerun: bool
 ) -> PairResult:
     """`pair` with the causes of each difference. `rerun` False: settings that differ are named, not tested."""
+    apart = {prompt: settings_apart(first, second, prompt) for prompt in first.cases}
     settings: dict[tuple[str, str, str], SettingDifference] = {}
-    reruns: list[Rerun] = []
+    for s in (s for found in apart.values() for s in found):
+        settings.setdefault((s.name, shown(s.first), shown(s.second)), s)
+    searches = {
+        d.prompt: _Search(first, second, d, apart[d.prompt], lab, tokenizer)
+        for d in pair.differences
+        if rerun and d.kind != "failed" and apart[d.prompt]
+    }
+    _ask_in_order(list(searches.values()))
     explained = []
-    differing = {d.prompt: d for d in pair.differences}
-    for prompt in first.cases:
-        apart = settings_apart(first, second, prompt)
-        for s in apart:
-            settings.setdefault((s.name, shown(s.first), shown(s.second)), s)
-        difference = differing.get(prompt)
-        if difference is None:
-            continue
+    for difference in pair.differences:
         if difference.kind == "failed":
             explained.append(replace(difference, causes=(Cause("failed", "seen", difference.why),)))
-        elif not apart:
-            explained.append(_as_seen(first, second, difference, tokenizer))
-        elif not rerun:
-            causes = tuple(Cause(s.kind, "not tested", _apart_words(first, second, s), (s.name,)) for s in apart)
+        elif difference.prompt in searches:
+            explained.append(searches[difference.prompt].explain())
+        elif found := apart[difference.prompt]:
+            causes = tuple(Cause(s.kind, "not tested", _apart_words(first, second, s), (s.name,)) for s in found)
             explained.append(replace(difference, causes=causes))
         else:
-            search = _Search(first, second, difference, apart, lab, tokenizer)
-            explained.append(search.explain())
-            reruns += search.trials.made()
-    done = replace(pair, differences=tuple(explained), settings=tuple(settings.values()), reruns=tuple(reruns))
+            explained.append(_as_seen(first, second, difference, tokenizer))
+    reruns = tuple(run for search in searches.values() for run in search.trials.made())
+    done = replace(pair, differences=tuple(explained), settings=tuple(settings.values()), reruns=reruns)
     return replace(done, findings=tuple(findings(done)))
+
+
+def _ask_in_order(searches: Sequence[_Search]) -> None:
+    """Each setting alone, for all prompts, those last that need the engine loaded anew: once for each, not for each
+    prompt."""
+    names = list(dict.fromkeys(name for search in searches for name in search.names))
+    for name in (None, *sorted(names, key=lambda name: name not in REQUEST_LEVEL)):
+        for search in searches:
+            if name is None or name in search.apart:
+                search.trials.run(frozenset() if name is None else frozenset({name}))
 
 
 def smallest_sets(names: Sequence[str], good: Callable[[frozenset[str]], bool]) -> list[frozenset[str]]:

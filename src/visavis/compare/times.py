@@ -9,7 +9,7 @@ from itertools import combinations
 from visavis.compare.result import BackendResult
 from visavis.report.units import duration
 
-__all__ = ["phases_of", "times_in_words"]
+__all__ = ["overlap", "phases_of", "times_in_words"]
 
 SMALL = 0.1
 """Seconds below which a phase of a start is not worth a word, unless nothing else is."""
@@ -55,7 +55,7 @@ def _pair(one: BackendResult, two: BackendResult) -> str:
     said = f"{later.backend} against {sooner.backend}: its start takes {duration(extra)} longer"
     if later.per_token_s and sooner.per_token_s:
         said += f"; per token {duration(later.per_token_s)} against {duration(sooner.per_token_s)}"
-        if _overlap(later.per_token_spread_s, sooner.per_token_spread_s):
+        if overlap(later.per_token_spread_s, sooner.per_token_spread_s):
             said += " (inside the noise: their middle halves overlap)"
     gain = (sooner.answer_s or 0.0) - (later.answer_s or 0.0)
     if gain <= 0:
@@ -70,7 +70,8 @@ def _start(b: BackendResult) -> float:
     return sum(phases_of(b).values()) - (b.answer_s or 0.0)
 
 
-def _overlap(one: tuple[float, float] | None, two: tuple[float, float] | None) -> bool:
+def overlap(one: tuple[float, float] | None, two: tuple[float, float] | None) -> bool:
+    """Whether the middle halves of two measurements overlap: their difference is then inside the noise."""
     return one is not None and two is not None and one[0] <= two[1] and two[0] <= one[1]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from visavis.compare.agreement import Kind
 from visavis.compare.result import BackendResult, Comparison, PairResult
+from visavis.compare.times import overlap
 
 __all__ = ["speed_ratio", "verdict"]
 
@@ -55,6 +56,8 @@ def _speed(first: BackendResult, second: BackendResult) -> str:
     ratio = speed_ratio(first, second)
     if ratio is None:
         return ""
+    if ratio[1] == "per token" and overlap(first.per_token_spread_s, second.per_token_spread_s):
+        ratio = (1.0, ratio[1])  # a difference inside the noise is none
     said = "; " + _who(first.backend, second.backend, ratio[0], f"faster {ratio[1]}")
     if first.batch is None or second.batch is None or not second.batch.tokens_per_s or not first.batch.tokens_per_s:
         return said
@@ -68,7 +71,7 @@ def _speed(first: BackendResult, second: BackendResult) -> str:
 def _who(first: str, second: str, times: float, what: str) -> str:
     """`times`: how many times faster the first was."""
     if 1 / ABOUT_EQUAL < times < ABOUT_EQUAL:
-        return f"they were equally fast {what.removeprefix('faster ')} (within 5 %)"
+        return f"they were equally fast {what.removeprefix('faster ')} (within 5 % or the noise)"
     return f"{first if times > 1 else second} was {max(times, 1 / times):.1f}× {what}"
 
 

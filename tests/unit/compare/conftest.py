@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
@@ -20,6 +20,9 @@ from visavis.completion import TokenLogprobs
 from visavis.families import Family, load_family
 from visavis.sampling import SamplingParams
 
+Rule = Callable[[EngineRequest, "Scripted"], Sequence[int]]
+"""The answer's ids, by what was asked and how the engine was loaded."""
+
 
 class Scripted(FakeModel):
     """A fake engine that also has scripted log-probabilities: token → its position's best tokens."""
@@ -30,12 +33,23 @@ class Scripted(FakeModel):
         super().__init__(FakeScript(**script), family=family, name=name)
         self.tops = tops
         self.dtype = "float32"
+        self.marks: tuple[str, ...] = ()
+        self.rule: Rule | None = None  # instead of the script's answers
+        self.counted: int | None = None  # prompt tokens it says it saw
+        self.loads: list[EngineOptions] = []
 
     def _load(self, options: EngineOptions, progress: Progress) -> Any:
-        return replace(super()._load(options, progress), dtype=self.dtype)
+        self.loads.append(options)
+        dtype = self.dtype if options.dtype == "auto" else options.dtype
+        return replace(super()._load(options, progress), dtype=dtype, marks=self.marks)
+
+    def _answer(self, place: int, request: EngineRequest) -> list[int]:
+        return super()._answer(place, request) if self.rule is None else list(self.rule(request, self))
 
     def _run(self, requests: Sequence[EngineRequest]) -> Iterator[TokenEvent]:
         for event in super()._run(requests):
+            if event.finish_reason is not None and self.counted is not None:
+                event = replace(event, usage=(self.counted, None))
             if not event.logprobs:
                 yield event
                 continue
@@ -69,10 +83,17 @@ class Bench:
         self.said: list[tuple[str, str]] = []
 
     def add(
-        self, name: str, *, tops: Mapping[int, Any] | None = None, dtype: str = "float32", **script: Any
+        self,
+        name: str,
+        *,
+        tops: Mapping[int, Any] | None = None,
+        dtype: str = "float32",
+        rule: Rule | None = None,
+        **script: Any,
     ) -> Scripted:
         self.engines[name] = Scripted(name, self.family, tops or {}, **script)
         self.engines[name].dtype = dtype
+        self.engines[name].rule = rule
         return self.engines[name]
 
     def ids(self, text: str) -> list[int]:

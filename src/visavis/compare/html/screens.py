@@ -20,15 +20,29 @@ CLOSE = 0.45  # a close view is shown where the boxes take less than this share 
 
 @dataclass(frozen=True, slots=True)
 class Outline:
-    """A box or point in pixels of the upright original; `at`: where its label stands."""
+    """A box or point in pixels of the upright original."""
 
     mark: Mark | None  # None: the true answer
     label: str
     box: Box | None
     point: tuple[float, float] | None
-    at: tuple[float, float]
-    anchor: str
+    limits: tuple[int, int]  # width and height of the picture
     flags: str = ""
+
+    @property
+    def corner(self) -> str:
+        """Each backend labels another corner, so that equal boxes keep all their labels readable."""
+        return self.mark.corner if self.mark is not None else "bottom-left"
+
+    @property
+    def anchor(self) -> str:
+        return "start" if self.corner.endswith("left") else "end"
+
+    def label_at(self, size: float) -> tuple[float, float]:
+        """Where the baseline of a label with letters of `size` pixels begins (or ends, by `anchor`)."""
+        x1, y1, x2, y2 = _corners(self) or (0.0, 0.0, 0.0, 0.0)
+        y = y1 - 0.35 * size if self.corner.startswith("top") else y2 + 1.1 * size
+        return x1 if self.anchor == "start" else x2, min(max(y, size), self.limits[1] - 0.3 * size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +82,7 @@ def screens_of(
         height, width = pixels.shape[:2]
         outlines = _outlines(comparison, record.id, marks, (width, height))
         if record.expected is not None and record.expected.box is not None:
-            outlines.append(_outline(None, "true", record.expected.box, None, (width, height)))
+            outlines.append(Outline(None, "true", record.expected.box, None, (width, height)))
         found.append(
             Screen(
                 prompt=record.id,
@@ -93,26 +107,8 @@ def _outlines(comparison: Comparison, prompt: str, marks: dict[str, Mark], size:
             flags = ", ".join(flag for flag in ("clipped", "swapped") if item[flag])
             box = tuple(item["box"]) if "box" in item else None
             point = tuple(item["point"]) if "point" in item else None
-            found.append(_outline(marks[b.backend], item["label"], box, point, size, flags))
+            found.append(Outline(marks[b.backend], item["label"], box, point, size, flags))
     return found
-
-
-def _outline(
-    mark: Mark | None,
-    label: str,
-    box: Any,
-    point: Any,
-    size: tuple[int, int],
-    flags: str = "",
-) -> Outline:
-    x1, y1, x2, y2 = box if box is not None else (*point, *point)
-    corner = mark.corner if mark is not None else "bottom-left"
-    above, left = corner.startswith("top"), corner.endswith("left")
-    gap = max(size) / 160
-    x = x1 if left else x2
-    y = y1 - gap if above else y2 + 4.2 * gap
-    y = min(max(y, 4.5 * gap), size[1] - gap)
-    return Outline(mark, label, box, point, (x, y), "start" if left else "end", flags)
 
 
 def _close(outlines: Sequence[Outline], width: int, height: int) -> tuple[float, float, float, float] | None:
