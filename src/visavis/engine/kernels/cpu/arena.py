@@ -42,7 +42,9 @@ def _map(num_bytes: int) -> torch.Tensor:
     if not sys.platform.startswith("linux"):
         return torch.empty(num_bytes, dtype=torch.uint8)
     size = -(-num_bytes // HUGE_PAGE) * HUGE_PAGE
-    whole = torch.frombuffer(mmap.mmap(-1, size + HUGE_PAGE), dtype=torch.uint8)
+    # Private, not Python's default of shared: shared memory gets huge pages only where an administrator said so.
+    mapping = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    whole = torch.frombuffer(mapping, dtype=torch.uint8)
     skip = -whole.data_ptr() % HUGE_PAGE
     advise = ctypes.CDLL(None).madvise
     advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
