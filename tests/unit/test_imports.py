@@ -21,8 +21,8 @@ LAYERS = [
     {"chat"},
     {"families", "engine"},
     {"backends"},
-    {"report"},
-    {"plan", "compare", "bench", "server", "hyperbench"},
+    {"report", "plan"},
+    {"compare", "bench", "server", "hyperbench"},
     {"cli"},
     {"__main__"},
 ]

@@ -22,7 +22,7 @@ Say = Callable[[str, str, int, int], None]
 
 class Opener:
     """Loads a backend in a child process, with the interpreter it needs: its memory and its start are its own, and
-    end with it."""
+    end with it. A server is talked to from here."""
 
     def __init__(self, model: str | None, options: EngineOptions, use_generation_config: bool) -> None:
         from visavis.backends.registry import availability
@@ -32,9 +32,11 @@ class Opener:
 
     @contextmanager
     def open(self, backend: str, progress: Progress) -> Iterator[ModelInterface]:
+        from visavis.backends.registry import new
         from visavis.backends.worker import WorkerModel
 
-        with WorkerModel(backend, python=self.interpreters.get(backend) or None) as model:
+        python = self.interpreters.get(backend) or None
+        with new(backend) if backend == "openai" else WorkerModel(backend, python=python) as model:
             model.use_generation_config = self.use_generation_config
             model.load(self.model, self.options, progress)
             yield model
@@ -69,8 +71,8 @@ def choose_backends(asked: str | None, usual: Collection[str]) -> tuple[tuple[st
 
 
 @contextmanager
-def progress_display(output: Output) -> Iterator[Say]:
-    """A bar on a terminal; a line for each new phase elsewhere."""
+def progress_display(output: Output, unit: str = "prompts") -> Iterator[Say]:
+    """A bar on a terminal; a line for each new phase elsewhere. `unit`: what is counted, in the plural."""
     console = output.progress_console()
     if console is None:
         seen: set[tuple[str, str]] = set()
@@ -78,7 +80,7 @@ def progress_display(output: Output) -> Iterator[Say]:
         def line(backend: str, what: str, done: int, total: int) -> None:
             if (backend, what) not in seen:
                 seen.add((backend, what))
-                output.say(f"{backend}: {what}{f', {total} prompts' if total > 1 else ''}")
+                output.say(f"{backend}: {what}{f', {total} {unit}' if total > 1 and not done else ''}")
 
         yield line
         return

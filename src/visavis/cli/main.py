@@ -17,7 +17,7 @@ from visavis.errors import InputError, VisavisError
 
 __all__ = ["build_parser", "main"]
 
-COMMANDS = ("ask", "compare", "count", "plan", "samples", "backends")
+COMMANDS = ("ask", "compare", "bench", "count", "plan", "samples", "backends")
 """Each is a module of this package with `add_parser` and `run`."""
 
 BAD_INPUT, FAILED, INTERRUPTED, TERMINATED, BROKEN_PIPE = 2, 1, 130, 143, 141

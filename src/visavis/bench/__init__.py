@@ -1,0 +1,1 @@
+"""`bench`: speed alone: latency, throughput and load, phase by phase, with spread, to and from files."""

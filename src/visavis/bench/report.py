@@ -1,0 +1,64 @@
+"""`Report`: what every form of a report shows (terminal, HTML, CSV), worked out once."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from visavis.bench.changes import Against, against
+from visavis.bench.comparable import between_engines, between_files
+from visavis.bench.result import Bench
+from visavis.bench.rows import Row, make_rows
+from visavis.report.machine import one_line
+
+__all__ = ["FileReport", "Report", "make_report"]
+
+BUSY = 0.75
+"""Load average per core above which the machine is called busy."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileReport:
+    name: str
+    bench: Bench
+    rows: tuple[Row, ...]
+    notes: tuple[str, ...]
+
+    @property
+    def machine(self) -> str:
+        return one_line(dict(self.bench.machine))
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    files: tuple[FileReport, ...]
+    notes: tuple[str, ...] = ()  # on the files together
+    against: tuple[Against, ...] = field(default=())  # one per file, when there is something old to compare with
+
+
+def make_report(files: Sequence[tuple[str, Bench]], old: tuple[str, Bench] | None = None) -> Report:
+    """`files` and `old` as (name, result)."""
+    reports = tuple(_file(name, bench) for name, bench in files)
+    notes = []
+    for name, bench in files[1:]:
+        notes += [f"{files[0][0]} and {name}: not comparable: {reason}" for reason in between_files(files[0][1], bench)]
+    compared = tuple(against(old[1], bench, old[0]) for _, bench in files) if old is not None else ()
+    return Report(reports, tuple(notes), compared)
+
+
+def _file(name: str, bench: Bench) -> FileReport:
+    rows = make_rows(bench)
+    notes = list(bench.notes)
+    if not bench.complete:
+        notes.insert(0, f"interrupted: this is what was measured until then; visavis bench --resume {name} goes on")
+    load, cores = bench.machine.get("load_average"), bench.machine.get("cores")
+    if isinstance(load, int | float) and isinstance(cores, int) and load > BUSY * cores:
+        notes.append(
+            f"other work was running (load average {load:.1f} on {cores} cores before the start): the times are not to "
+            "be trusted"
+        )
+    notes += between_engines(bench, rows)
+    notes += [f"{e.engine}: {e.error}" for e in bench.engines if e.error is not None]
+    if "error" in bench.ceiling:
+        notes.append(f"the machine's ceiling was {bench.ceiling['error']}")
+    return FileReport(name, bench, tuple(rows), tuple(notes))

@@ -1,0 +1,312 @@
+"""`visavis bench`: how fast, and nothing else: phases, latency, throughput, load."""
+
+from __future__ import annotations
+
+from argparse import Namespace
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from visavis.cli import bench_report
+from visavis.cli.bench_options import (
+    SAYING,
+    command_of,
+    criterion_of,
+    given_flags,
+    images_of,
+    numbers,
+    refuse_lengths,
+    result_path,
+    seconds,
+    workloads_of,
+)
+from visavis.cli.engines import Opener, choose_backends, progress_display
+from visavis.cli.inputs import prompt_of, read_messages_file
+from visavis.cli.options import (
+    add_engine_options,
+    add_model_option,
+    add_pixel_options,
+    add_sampling_options,
+    announce_model,
+    engine_options,
+    pixel_limits,
+    sampling_params,
+)
+from visavis.cli.output import Output, add_output_options
+from visavis.cli.parser import Parser, positive
+from visavis.errors import InputError, OptionError, shorten
+
+if TYPE_CHECKING:
+    from visavis.backends.options import EngineOptions
+    from visavis.bench.plan import BenchPlan
+    from visavis.bench.result import Bench, Cell
+    from visavis.bench.work import Work
+    from visavis.families import Family
+
+__all__ = ["add_parser", "run"]
+
+BY_DEFAULT = ("native", "hf", "vllm", "sglang")
+"""Backends taken where none is named; a server (openai) has to be named."""
+
+
+def add_parser(commands: Any) -> Parser:
+    parser: Parser = commands.add_parser(
+        "bench",
+        help="speed alone: latency, throughput and load over sizes, lengths and concurrency",
+        description="""\
+Measures the speed of one or several engines, each in a process of its own, in alternating rounds once they are steady,
+with prompts made to measure that no cache has seen. Writes a result file after every round.
+
+  visavis bench --backends native,hf
+  visavis bench --workload throughput --concurrency 1,4,16 --output-tokens 32,128
+  visavis bench --workload load --rates 1,2,4 --ttft 500ms --tpot 50ms
+  visavis bench --backends openai -m MODEL --set openai.base_url=http://localhost:8000/v1 --natural
+  visavis bench --resume bench.json                         goes on where it was interrupted
+  visavis bench report a.json b.json --html r.html          tables, charts, CSV, old against new""",
+    )
+    actions = parser.add_subparsers(dest="bench_action", metavar="", parser_class=Parser)
+    bench_report.add_parser(actions, parser)
+    add_model_option(parser)
+    parser.add_argument("--backends", metavar="A,B", help="(default: all that can run here)")
+    work = parser.add_argument_group("work", "Lists are swept: every combination is a row.")
+    work.add_argument(
+        "--workload",
+        metavar="A,B",
+        help="latency (one request at a time), throughput (all at once), load (Poisson arrivals) "
+        "(default: latency,throughput; load with --rates)",
+    )
+    work.add_argument("--image-size", metavar="WxH,…", help="or none (default: 640x480 where the model takes images)")
+    work.add_argument("--prompt-tokens", metavar="N,…", help="of the text, template included (default: 128)")
+    work.add_argument("--output-tokens", metavar="N,…", help="of the answer (default: 64)")
+    work.add_argument("--concurrency", metavar="N,…", help="requests at once, for throughput (default: 8)")
+    work.add_argument("--rates", metavar="X,…", help="requests a second, for load")
+    work.add_argument("--messages", metavar="FILE", help="prompts of a messages file instead of made ones")
+    work.add_argument(
+        "--natural", action="store_true", help="answers end where the model ends them (default: exactly that long)"
+    )
+    work.add_argument(
+        "--repeat-prompts", action="store_true", help="the same prompts in every round: caches may answer"
+    )
+    work.add_argument("--prompt-seed", metavar="N", help="of the prompts, images and arrivals (default: 0)")
+    add_pixel_options(parser)
+    how = parser.add_argument_group("how")
+    how.add_argument("--rounds", type=positive, default=5, metavar="N", help="timed rounds of each row")
+    how.add_argument("--requests", type=positive, metavar="N", help="in a round (default: latency 4, load 32)")
+    how.add_argument("--ttft", metavar="TIME", help="limit for goodput, e.g. 500ms")
+    how.add_argument("--tpot", metavar="TIME", help="limit for goodput, e.g. 50ms")
+    how.add_argument("--steady-within", metavar="P", help="warm-up ends when its rounds differ by less (default: 10%%)")
+    how.add_argument("--max-warm-up", type=positive, default=10, metavar="N", help="rounds of warm-up at most")
+    how.add_argument("--no-warm-up", action="store_true", help="the engine gets no warm-up of its own while it loads")
+    how.add_argument(
+        "--reload",
+        action="store_true",
+        help="start the engine anew for every round, one engine at a time: less memory, and a spread of the starts",
+    )
+    how.add_argument("--no-ceiling", action="store_true", help="do not measure what the machine reads and multiplies")
+    add_sampling_options(parser, single=False)
+    add_engine_options(parser)
+    files = parser.add_argument_group("files")
+    files.add_argument("--out", metavar="FILE", help="the result (default: bench-MODEL-TIME.json)")
+    files.add_argument("--resume", metavar="FILE", help="go on with an interrupted result, with its own options")
+    bench_report.add_form_options(files)
+    add_output_options(parser)
+    return parser
+
+
+def run(args: Namespace) -> int:
+    """0; 1 when an engine failed or a row is void. Raises InputError for bad input."""
+    if args.words_left:
+        raise OptionError(f"bench: {shorten(args.words_left[0])} belongs to no option; see visavis bench --help")
+    output = Output(args)
+    bench_report.check_forms(args)
+    path, earlier = None, None
+    if args.resume is not None:
+        args, path, earlier = _resumed(args)
+    names, skipped = choose_backends(args.backends, BY_DEFAULT)
+    options = engine_options(args, names, warmup=not args.no_warm_up)
+    plan = _plan(args, names)
+    workloads = workloads_of(args)
+    if earlier is None:
+        announce_model(args, output)
+    family = _family(args, names, options)
+    cells, work = _work(args, family, plan, workloads, options)
+    bench = earlier or _new(args, family, plan, cells)
+    if earlier is not None:
+        _check_same(earlier, plan, cells)
+    if path is None:
+        path = result_path(args, bench)
+    for entry in skipped if earlier is None else ():
+        bench.notes.append(f"not measured: {entry.name} ({entry.missing})")
+    output.say(f"result file: {path}")
+    interrupted = _measure(args, output, bench, plan, cells, work, options, path)
+    report = bench_report.finish(args, output, [(path.name, bench)])
+    if interrupted is not None:
+        output.say(f"interrupted; what was measured is kept: visavis bench --resume {path} goes on")
+        raise interrupted
+    bad = any(e.error for e in bench.engines) or any(row.void for row in report.files[0].rows)
+    return 1 if bad else 0
+
+
+def _measure(
+    args: Namespace,
+    output: Output,
+    bench: Bench,
+    plan: BenchPlan,
+    cells: tuple[Cell, ...],
+    work: Work,
+    options: EngineOptions,
+    path: Path,
+) -> BaseException | None:
+    """Runs to the end; gives back what interrupted it, once the file is whole."""
+    from visavis.bench.runner import Runner
+    from visavis.bench.store import save
+
+    def keep() -> None:
+        save(bench, path)
+
+    keep()
+    opener = Opener(args.model, options, args.generation_config)
+    try:
+        with output.only_ours(), progress_display(output, "rounds") as say:
+            if not args.no_ceiling and not bench.ceiling:
+                _measure_ceiling(bench, options, say)
+            Runner(plan, cells, work, bench, opener.open, keep, say).run()
+    except InputError:
+        if not any(run.rounds for run in bench.runs):
+            path.unlink(missing_ok=True)  # nothing was measured: bad input leaves no file behind
+        raise
+    except Exception:
+        raise
+    except BaseException as stop:  # Ctrl-C and SIGTERM
+        keep()
+        return stop
+    return None
+
+
+def _measure_ceiling(bench: Bench, options: EngineOptions, say: Callable[[str, str, int, int], None]) -> None:
+    from visavis.bench.ceiling import measure
+
+    if bench.config["backends"] == ["openai"]:
+        return  # a server's machine is not this one
+    say("machine", "what it reads and multiplies at best", 0, 1)
+    device = options.device if options.device in ("auto", "cpu") or options.device.startswith("cuda") else "cpu"
+    bench.ceiling = measure(device, options.threads)
+
+
+def _plan(args: Namespace, names: tuple[str, ...]) -> BenchPlan:
+    from visavis.bench.plan import BenchPlan
+
+    refuse_lengths(args)
+    plan = BenchPlan(
+        backends=names,
+        sampling=sampling_params(args),
+        lengths="natural" if args.natural else "fixed",
+        rounds=args.rounds,
+        seed=numbers("--prompt-seed", args.prompt_seed, least=0)[0] if args.prompt_seed is not None else 0,
+        repeat_prompts=args.repeat_prompts,
+        reload=args.reload,
+        criterion=criterion_of(args),
+        ttft_limit=seconds("--ttft", args.ttft),
+        tpot_limit=seconds("--tpot", args.tpot),
+    )
+    if args.requests is not None:
+        plan = replace(plan, latency_requests=args.requests, load_requests=args.requests)
+    return plan
+
+
+def _family(args: Namespace, names: tuple[str, ...], options: EngineOptions) -> Family:
+    """Whose template and tokenizer the prompts are made with."""
+    if names == ("openai",):
+        from visavis.backends.registry import new
+
+        return new("openai").open(args.model, options)  # perhaps only the server knows the model
+    from visavis.families import load_family
+
+    return load_family(args.model, trust_remote_code=args.trust_remote_code)
+
+
+def _work(
+    args: Namespace, family: Family, plan: BenchPlan, workloads: tuple[Any, ...], options: EngineOptions
+) -> tuple[tuple[Cell, ...], Work]:
+    """The cells, and where their prompts come from; what cannot fit is refused before anything is started."""
+    from visavis.bench.plan import sweep
+    from visavis.bench.prompts import PromptMaker
+    from visavis.bench.work import Given, Made
+
+    common: dict[str, Any] = {
+        "workloads": workloads,
+        "output_tokens": numbers("--output-tokens", args.output_tokens or "64"),
+        "concurrency": numbers("--concurrency", args.concurrency or "8"),
+        "rates": args.rates_parsed,
+    }
+    if args.messages is not None:
+        if given := [flag for flag in ("image_size", "prompt_tokens", "repeat_prompts") if getattr(args, flag)]:
+            raise OptionError(f"--messages and --{given[0].replace('_', '-')} exclude each other: the file says it all")
+        raw = read_messages_file(args.messages)
+        given_work = Given(plan, [prompt_of(family, case, args, several=len(raw) > 1)[0] for case in raw])
+        source = "stdin" if args.messages == "-" else Path(args.messages).name
+        cells = sweep(**common, images=(None,), prompt_tokens=(None,), source=source)
+        given_work.check(cells, options.max_model_len or family.max_model_len)
+        return cells, given_work
+    cells = sweep(
+        **common,
+        images=images_of(args, takes_images=family.supports_images),
+        prompt_tokens=numbers("--prompt-tokens", args.prompt_tokens or "128"),
+    )
+    made = Made(plan, PromptMaker(family, plan.seed, pixel_limits(args)))
+    made.check(cells, min(options.max_model_len or family.max_model_len, family.max_model_len))
+    return cells, made
+
+
+def _new(args: Namespace, family: Family, plan: BenchPlan, cells: tuple[Cell, ...]) -> Bench:
+    from datetime import UTC, datetime
+
+    from visavis import __version__
+    from visavis.bench.result import Bench
+    from visavis.bench.roofline import describe as describe_shape
+    from visavis.report.machine import describe
+
+    config = family.folder.config if family.name != "remote" else None
+    return Bench(
+        model=family.folder.name,
+        visavis_version=__version__,
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        command=command_of(args),
+        machine=describe(),
+        config={**plan.as_dict(), "cache": "repeated prompts" if args.messages else plan.cache(cells[0])},
+        model_shape=describe_shape(config) if config else None,
+        cells=cells,
+    )
+
+
+def _resumed(args: Namespace) -> tuple[Namespace, Path, Bench]:
+    """The options of an interrupted run, with this call's wishes about output."""
+    from visavis.bench.store import load
+
+    path = Path(args.resume).expanduser()
+    others = [flag for flag in given_flags(args, args.parser) if flag not in (*SAYING, "--resume")]
+    if others:
+        raise OptionError(f"--resume goes on with the options of {path.name}; leave out {others[0]}")
+    bench = load(path)
+    if bench.complete:
+        raise OptionError(f"{path.name} is complete; visavis bench report {path.name} shows it")
+    again = args.parser.parse_all(list(bench.command[2:]))
+    for name in ("json", "quiet", "html", "csv", "compare_to"):
+        setattr(again, name, getattr(args, name))
+    again.command = args.command
+    return again, path, bench
+
+
+def _check_same(bench: Bench, plan: BenchPlan, cells: tuple[Cell, ...]) -> None:
+    """What is resumed must be the same bench: a machine that changed, or a messages file that did, is not."""
+    from visavis.bench.result import to_json
+    from visavis.report.machine import describe
+
+    if bench.cells != cells or [*bench.config["backends"]] != [*plan.backends]:
+        raise OptionError("the result cannot be resumed here: its rows or backends are not what these options give now")
+    now, then = to_json(replace(bench, machine=describe()))["machine"], dict(bench.machine)
+    changed = [name for name in ("cpu", "cores", "gpus", "packages") if now.get(name) != then.get(name)]
+    if changed:
+        raise OptionError(f"the result cannot be resumed here: {' and '.join(changed)} of the machine differ")
+    bench.notes.append("resumed after an interruption: its engines were started anew and warmed up again")
