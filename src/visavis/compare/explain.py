@@ -148,14 +148,16 @@ class _Search:
     def _tokens(self, names: list[str], causes: list[Cause]) -> tuple[frozenset[str], bool]:
         """(settings that were made equal, whether the tokens still differ)."""
         trials = self.trials
-        if found := smallest_sets(names, lambda chosen: trials.run(chosen).same_tokens):
+        if found := smallest_sets(names, lambda chosen: trials.run(chosen).proves and trials.run(chosen).same_tokens):
             causes += [self._cause(chosen, "tokens") for chosen in found]
             return found[0], False
         everything = frozenset(names)
-        if not names or trials.run(everything).error is not None or not trials.run(everything).changed:
+        if not names or not trials.run(everything).proves or not trials.run(everything).changed:
             return frozenset(), True
         # Equal settings bring another answer that still is not the first's: they explain some of it.
-        parts = smallest_sets(names, lambda chosen: trials.ids(chosen) == trials.ids(everything))
+        parts = smallest_sets(
+            names, lambda chosen: trials.run(chosen).proves and trials.ids(chosen) == trials.ids(everything)
+        )
         causes += [self._cause(chosen, "some") for chosen in parts[:1]]
         return everything, True
 
@@ -171,7 +173,9 @@ class _Search:
         if trials.run(best).same_text:
             return False
         left = [name for name in self.names if name not in best]
-        found = smallest_sets(left, lambda chosen: trials.run(best | chosen).same_text)
+        found = smallest_sets(
+            left, lambda chosen: trials.run(best | chosen).proves and trials.run(best | chosen).same_text
+        )
         causes += [self._cause(chosen, "text") for chosen in found]
         return not found
 

@@ -29,7 +29,7 @@ def judge_at(
 ) -> Judgement:
     """What the first difference is that is left when `equalised` are equal. Both answers have a token there."""
     answer = first.answer(prompt)
-    if answer is not None and draws(answer):
+    if answer is not None and draws(answer.sampling):
         return Judgement("unknown", "tokens were drawn at random (temperature above 0)")
     dtype = first.result.dtype if "dtype" in equalised else second.result.dtype
     variant = lab.variant(second, first, prompt, equalised)

@@ -40,7 +40,7 @@ def add_notes(result: Comparison) -> None:
                 f"{b.backend} counted {wrong[0].prompt_tokens} prompt tokens for {wrong[0].prompt}, "
                 f"it was given {_prompt_tokens(result, b, wrong[0].prompt)}"
             )
-    if any(draws(a) for b in ran for a in b.answers if a.error is None):
+    if any(draws(a.sampling) for b in ran for a in b.answers if a.error is None):
         result.notes.append("tokens are drawn at random (temperature above 0): different tokens are expected")
     lengths = {b.backend: sum(len(a.token_ids) for a in b.answers) for b in ran}
     if len(lengths) > 1 and max(lengths.values()) > 1.1 * min(lengths.values()):

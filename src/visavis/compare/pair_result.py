@@ -63,8 +63,14 @@ class Rerun:
     position: int | None = None  # of the first difference that is left
     edit_distance: int | None = None
     changed: bool = False
+    drawn: bool = False  # its tokens were drawn at random, the first's were not: being equal would be luck
     text: str = ""
     error: str | None = None
+
+    @property
+    def proves(self) -> bool:
+        """Whether it may be held against the first's answer."""
+        return self.error is None and not self.drawn
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,7 +78,7 @@ def _difference(first: _Asked, second: _Asked, position: int, tokenizer: TextTok
     before = before if len(before) <= SHOWN_BEFORE else "…" + before[-SHOWN_BEFORE:]
     ended = [r.name for r, answer in ((a, one), (b, two)) if position >= len(answer.token_ids)]
     seen: tuple[TokenLogprobs | None, TokenLogprobs | None] = (None, None)
-    if draws(one) or draws(two):
+    if draws(one.sampling) or draws(two.sampling):
         judgement = Judgement("unknown", "tokens were drawn at random (temperature above 0)")
     elif ended:
         other = two if ended == [a.name] else one

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,9 +39,11 @@ class View:
         return self.result.first_round().get(prompt)
 
 
-def draws(answer: Answer) -> bool:
-    """Whether its tokens were drawn at random: a temperature above 0 and more than the best token to draw from."""
-    settings = {name: entry["value"] for name, entry in answer.sampling["settings"].items()}
+def draws(sampling: Mapping[str, Any]) -> bool:
+    """Whether tokens are drawn at random: a temperature above 0 and more than the best token to draw from.
+
+    `sampling` as in `Answer.sampling`."""
+    settings = {name: entry["value"] for name, entry in sampling["settings"].items()}
     return bool(settings["temperature"] > 0 and settings["top_k"] != 1 and settings["top_p"] > PRACTICALLY_GREEDY)
 
 

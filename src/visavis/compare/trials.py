@@ -8,7 +8,7 @@ from visavis.compare.agreement import first_difference
 from visavis.compare.distance import edit_distance
 from visavis.compare.lab import Lab
 from visavis.compare.pair_result import Rerun
-from visavis.compare.settings_apart import View
+from visavis.compare.settings_apart import View, draws
 from visavis.completion import Completion
 from visavis.errors import BackendError
 
@@ -59,6 +59,7 @@ class Trials:
         return Rerun(
             self.prompt,
             equalised,
+            drawn=draws(done.sampling.as_dict()) and not draws(self.one.sampling),
             same_tokens=done.token_ids == self.one.token_ids,
             same_text=done.text == self.one.text,
             position=first_difference(self.one.token_ids, done.token_ids),

@@ -30,6 +30,8 @@ def effect(rerun: Rerun) -> str:
     """What one re-run brought."""
     if rerun.error is not None:
         return f"refused: {rerun.error}"
+    if rerun.drawn:
+        return "tokens drawn at random, which proves nothing"
     if rerun.same_tokens and rerun.same_text:
         return "the same answer"
     if not rerun.changed:
@@ -62,7 +64,7 @@ def findings(pair: PairResult) -> list[str]:
         else:
             unexplained = f"unexplained by settings: {count}, " if pair.reruns else f"{count}: "
             said.append(f"{unexplained}{NAMES[kind]}")
-    singles = [r for r in pair.reruns if len(r.equalised) == 1]
+    singles = [r for r in pair.reruns if len(r.equalised) == 1 and not r.drawn]
     idle = [
         name
         for name in dict.fromkeys(r.equalised[0] for r in singles)
