@@ -165,9 +165,9 @@ def test_step_equals_float64_arithmetic(shape: tuple[int, int, int, int, int, bo
     got = step(x.clone(), angles.cos(), angles.sin(), rows)
     step.close()
     # float32 sums of float32 or widened bfloat16 values. Attention scores here reach tens, so their rounding (6e-8 of
-    # them) comes out of the softmax as some 1e-6. In bfloat16 a key on the border between two values may be stored as
-    # either, 4e-3 of it apart.
-    tolerance = 1e-5 if dtype == torch.float32 else 5e-3
+    # them) comes out of the softmax as some 1e-6, and as 1e-5 on a processor with 4 lanes and no fused multiply-add. In
+    # bfloat16 a key on the border between two values may be stored as either, 4e-3 of it apart.
+    tolerance = 3e-5 if dtype == torch.float32 else 5e-3
     error = (got.double() - expected).norm(dim=-1) / expected.norm(dim=-1)
     assert error.max() < tolerance, error
 

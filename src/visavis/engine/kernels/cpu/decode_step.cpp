@@ -63,6 +63,15 @@ struct Model {
 
 inline vfloat splat(float x) { return vfloat{} + x; }
 
+template <int... I>
+inline vfloat pick(vfloat a, vfloat b) {  // lanes I of a and b side by side
+#if defined(__clang__) || __GNUC__ >= 12
+    return __builtin_shufflevector(a, b, I...);
+#else  // GCC 11 and older, as in Ubuntu 22.04
+    return __builtin_shuffle(a, b, vint{I...});
+#endif
+}
+
 // Sums of several vectors at once: at each level two vectors whose groups of W lanes belong together become one with
 // groups of W / 2. After log2(LANES) levels lane i holds the sum of vector i.
 template <int W, int OFF>
@@ -72,7 +81,7 @@ constexpr int half_of(int i) {
 }
 template <int W, int... I>
 inline vfloat fold(vfloat a, vfloat b, std::integer_sequence<int, I...>) {
-    return __builtin_shufflevector(a, b, half_of<W, 0>(I)...) + __builtin_shufflevector(a, b, half_of<W, 1>(I)...);
+    return pick<half_of<W, 0>(I)...>(a, b) + pick<half_of<W, 1>(I)...>(a, b);
 }
 template <int W, int N>
 inline vfloat sum_lanes(const vfloat* v) {  // N vectors, groups of W lanes
@@ -135,7 +144,7 @@ inline int deal(int i) { return (i & ~(2 * LANES - 1)) | (i & 1) * LANES | (i & 
 
 template <int ODD, int... I>
 inline vfloat deal_half(vfloat a, vfloat b, std::integer_sequence<int, I...>) {
-    return __builtin_shufflevector(a, b, (2 * I + ODD)...);
+    return pick<(2 * I + ODD)...>(a, b);
 }
 
 // Widening loads. GCC (to 12 at least) scalarises __builtin_convertvector from narrow integers, hence the intrinsics.
