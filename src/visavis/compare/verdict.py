@@ -5,8 +5,9 @@ from __future__ import annotations
 from visavis.compare.agreement import Kind
 from visavis.compare.result import BackendResult, Comparison, PairResult
 from visavis.compare.times import overlap
+from visavis.compare.words import explanations
 
-__all__ = ["speed_ratio", "verdict"]
+__all__ = ["sentences", "speed_ratio", "verdict"]
 
 _KINDS: dict[Kind, tuple[str, str]] = {
     "settings": ("difference that settings explain", "differences that settings explain"),
@@ -22,15 +23,20 @@ ABOUT_EQUAL = 1.05
 
 
 def verdict(comparison: Comparison) -> str:
-    """One sentence a pair: the same tokens or not, and who was faster, from figures the table shows."""
+    """One sentence a pair: the same tokens or not, why, and who was faster, from figures the table shows."""
+    return " ".join(sentences(comparison))
+
+
+def sentences(comparison: Comparison) -> list[str]:
+    """The verdict's sentences."""
     by_name = {b.backend: b for b in comparison.backends}
     broken = [f"{b.backend} did not run ({b.error})" for b in comparison.backends if b.error is not None]
     if not comparison.pairs:
         alone = [b for b in comparison.backends if b.error is None]
         spoken = [f"{b.backend} answered {_prompts(len(comparison.prompts))}{_rate(b)}" for b in alone]
-        return "; ".join([*spoken, *broken]) + "."
-    sentences = [f"{_agreement(pair)}{_speed(by_name[pair.first], by_name[pair.second])}." for pair in comparison.pairs]
-    return " ".join([*sentences, *(f"{text}." for text in broken)])
+        return ["; ".join([*spoken, *broken]) + "."]
+    said = [f"{_agreement(pair)}{_speed(by_name[pair.first], by_name[pair.second])}." for pair in comparison.pairs]
+    return [*said, *(f"{text}." for text in broken)]
 
 
 def speed_ratio(first: BackendResult, second: BackendResult) -> tuple[float, str] | None:
@@ -44,12 +50,15 @@ def speed_ratio(first: BackendResult, second: BackendResult) -> tuple[float, str
 
 def _agreement(pair: PairResult) -> str:
     names = f"{pair.first} and {pair.second}"
-    if not pair.differences:
-        return f"{names} gave the same tokens on {'all ' if pair.total > 1 else ''}{_prompts(pair.total)}"
-    kinds = [f"{count} {_KINDS[kind][count > 1]}" for kind in _KINDS if (count := pair.count(kind))]
-    because = [f for f in pair.findings if "explain" in f and not f.startswith("unexplained")]
-    why = f": {'; '.join(because)}" if because else ""
-    return f"{names} gave the same tokens on {pair.same} of {_prompts(pair.total)} ({', '.join(kinds)}){why}"
+    if pair.same == pair.total:
+        said = f"{names} gave the same tokens on {'all ' if pair.total > 1 else ''}{_prompts(pair.total)}"
+        if pair.same_text < pair.total:
+            said += f", another text on {pair.total - pair.same_text}"
+    else:
+        kinds = [f"{count} {_KINDS[kind][count > 1]}" for kind in _KINDS if (count := pair.count(kind))]
+        said = f"{names} gave the same tokens on {pair.same} of {_prompts(pair.total)} ({', '.join(kinds)})"
+    because = explanations(pair)
+    return f"{said}: {because}" if because else said
 
 
 def _speed(first: BackendResult, second: BackendResult) -> str:

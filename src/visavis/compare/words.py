@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from visavis.compare.pair_result import CauseKind, PairResult, Rerun
 
-__all__ = ["effect", "findings", "joined"]
+__all__ = ["effect", "explanations", "findings", "joined"]
 
 NAMES: dict[CauseKind, str] = {
     "prompt ids": "another prompt",
@@ -39,6 +39,23 @@ def effect(rerun: Rerun) -> str:
     if rerun.same_tokens:
         return f"the same tokens; the texts are {rerun.edit_distance} characters apart"
     return f"another answer, which parts at token {rerun.position}; {rerun.edit_distance} characters apart"
+
+
+def explanations(pair: PairResult) -> str:
+    """What settings explain, in a clause: `repetition_penalty explains the tokens, special_tokens the text`."""
+    parts: dict[tuple[tuple[str, ...], str, str], int] = {}
+    for difference in pair.differences:
+        for c in difference.causes:
+            if c.how in ("alone", "jointly"):
+                parts[c.settings, c.how, c.part] = parts.get((c.settings, c.how, c.part), 0) + 1
+    said = []
+    total = len(pair.differences)
+    for (settings, how, part), count in sorted(parts.items(), key=lambda item: -item[1]):
+        verb = ("explain" if how == "jointly" else "explains") + " "
+        what = {"tokens": "the tokens", "text": "the text", "some": "a part"}.get(part, "it")
+        only = "" if total == 1 else f" ({count} of {total})"
+        said.append(f"{joined(settings)}{' jointly' if how == 'jointly' else ''} {verb}{what}{only}")
+    return ", ".join(said)
 
 
 def findings(pair: PairResult) -> list[str]:

@@ -65,7 +65,7 @@ def test_sampling(bench: Bench) -> None:
     assert (setting.first, setting.second) == (1.0, 1.05)
     assert (setting.origin_first, setting.origin_second) == ("neutral", "set for hf")
     assert {d.kind for d in result.pairs[0].differences} == {"settings"}
-    assert "repetition_penalty explains the tokens of 3 of 3 differences" in result.verdict
+    assert "repetition_penalty explains the tokens (3 of 3)" in result.verdict
 
 
 def test_length(bench: Bench) -> None:

@@ -12,6 +12,7 @@ from visavis.compare.html.speed import panels_of
 from visavis.compare.html.tables import answers_of, environment_of, settings_of
 from visavis.compare.html.tokens import splits_of
 from visavis.compare.result import Comparison
+from visavis.compare.verdict import sentences
 from visavis.compare.words import effect
 from visavis.report.machine import one_line
 from visavis.report.units import bytes_, duration, rate
@@ -38,6 +39,7 @@ def render(comparison: Comparison, images: Mapping[str, Sequence[Any]]) -> str:
     marks = marks_of(comparison)
     return templates.get_template("report.html.j2").render(
         c=comparison,
+        verdicts=sentences(comparison),
         css=(HERE / "report.css").read_text("utf-8"),
         marks=marks,
         machine=one_line(dict(comparison.machine)) if comparison.machine.get("cpu") else "",
