@@ -5,12 +5,13 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
 
-if TYPE_CHECKING:
-    from visavis.backends.base import EngineRequest
+from visavis.backends.base import EngineRequest, TokenEvent
 
-__all__ = ["Arrivals"]
+__all__ = ["PAUSE_S", "Arrivals"]
+
+PAUSE_S = 0.2
+"""How long an engine with nothing to do looks away before it may be told to stop."""
 
 _EXACT_S = 1e-9  # differences of clock readings are no more exact than this
 
@@ -40,6 +41,12 @@ class Arrivals:
         while self._left and self._left[0].arrival_s <= passed + _EXACT_S:
             found.append(self._left.popleft())
         return found
+
+    def pause(self) -> TokenEvent:
+        """Sleeps until the next is due, but not for long; gives an empty event to yield, so that whoever takes the
+        events may abort meanwhile."""
+        time.sleep(min(self.next_in_s or 0.0, PAUSE_S))
+        return TokenEvent(self._left[0].index)
 
     def drop(self, index: int) -> bool:
         """Takes out a request that was aborted before it was due; False when it is not here."""

@@ -139,7 +139,8 @@ class NativeModel(ModelInterface):
                     elif arrivals.drop(index):
                         yield TokenEvent(index, finish_reason="abort")
                 if not running:
-                    time.sleep(arrivals.next_in_s or 0.0)
+                    if arrivals:
+                        yield arrivals.pause()
                     continue
                 outputs = engine.step()
                 now = time.perf_counter()

@@ -12,6 +12,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Any
 
+from visavis.backends.arrivals import PAUSE_S
 from visavis.backends.base import Capabilities, EngineRequest, LoadInfo, ModelInterface, Progress, TokenEvent
 from visavis.backends.options import EngineOptions
 from visavis.backends.prompt_check import describe_mismatch
@@ -125,7 +126,12 @@ class SGLangModel(ModelInterface):
                         self._engine.tokenizer_manager.abort_request(self._rid(index))
                 if not tasks:
                     break
-                event = loop.run_until_complete(news.get())
+                try:
+                    # With nothing but waiting ones, it looks up now and then whether they are still wanted.
+                    patience = PAUSE_S if waiting and len(waiting) == len(tasks) else None
+                    event = loop.run_until_complete(asyncio.wait_for(news.get(), patience))
+                except TimeoutError:
+                    event = TokenEvent(next(iter(waiting)))
                 if event.finish_reason is not None:
                     tasks.pop(event.index, None)
                 yield event

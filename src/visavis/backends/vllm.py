@@ -160,8 +160,8 @@ class VLLMModel(ModelInterface):
                         yield TokenEvent(index, finish_reason="abort")
                     elif arrivals.drop(index):
                         yield TokenEvent(index, finish_reason="abort")
-                if not running:
-                    time.sleep(arrivals.next_in_s or 0.0)
+                if arrivals and not running:
+                    yield arrivals.pause()
                 for output in self._step() if running else ():
                     name = _asked(output.request_id, running)
                     if name not in running:

@@ -53,13 +53,14 @@ class Against:
     """Everything of a new result that an old one has too."""
 
     old_name: str
+    new_name: str
     not_comparable: tuple[str, ...]  # of the two runs as a whole
     rows: tuple[RowChange, ...]
     only_new: tuple[str, ...] = field(default=())
     only_old: tuple[str, ...] = field(default=())
 
 
-def against(old: Bench, new: Bench, old_name: str) -> Against:
+def against(old: Bench, new: Bench, old_name: str, new_name: str = "the new result") -> Against:
     """Rows are the same when cell and engine are. Void rows are left out on both sides."""
     before = {(row.cell.id, row.engine.engine): row for row in make_rows(old) if not row.void}
     after = {(row.cell.id, row.engine.engine): row for row in make_rows(new) if not row.void}
@@ -78,6 +79,7 @@ def against(old: Bench, new: Bench, old_name: str) -> Against:
         rows.append(RowChange(row, tuple(differences(before[key], old, row, new)), tuple(found)))
     return Against(
         old_name,
+        new_name,
         tuple(between_files(old, new)),
         tuple(rows),
         tuple(f"{engine}: {cell}" for cell, engine in after if (cell, engine) not in before),

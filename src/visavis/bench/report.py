@@ -42,7 +42,7 @@ def make_report(files: Sequence[tuple[str, Bench]], old: tuple[str, Bench] | Non
     notes = []
     for name, bench in files[1:]:
         notes += [f"{files[0][0]} and {name}: not comparable: {reason}" for reason in between_files(files[0][1], bench)]
-    compared = tuple(against(old[1], bench, old[0]) for _, bench in files) if old is not None else ()
+    compared = tuple(against(old[1], bench, old[0], name) for name, bench in files) if old is not None else ()
     return Report(reports, tuple(notes), compared)
 
 

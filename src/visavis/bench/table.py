@@ -197,25 +197,25 @@ def _print_remarks(console: Console, row: Row) -> None:
 def _print_against(console: Console, found: Against) -> None:
     from rich.text import Text
 
-    console.print(Text(f"against {found.old_name}", style="bold"))
+    console.print(Text(f"{found.new_name} against {found.old_name}", style="bold"))
     for reason in found.not_comparable:
         console.print(Text.assemble(("not comparable: ", "yellow"), reason))
-    table = _empty()
-    for name in ("", "old", "new", "new / old, 95 %", ""):
-        table.add_column(name, justify="right" if name in ("old", "new") else "left")
     for change in found.rows:
-        table.add_row(f"{change.row.engine.engine}, {change.row.cell.workload}", style="bold")
-        table.add_row(words.cell_words(change.row.cell), style="bold")
+        where = f"{change.row.engine.engine}, {change.row.cell.workload}: {words.cell_words(change.row.cell)}"
+        console.print(Text(f"  {where}"))
+        table = _empty()
+        for name in ("", "old", "new", "new / old, 95 %", ""):
+            table.add_column(name, justify="right" if name in ("old", "new") else "left")
         for figure in change.figures:
             c = figure.change
             table.add_row(
-                f"  {words.LABELS[figure.name]}",
+                words.LABELS[figure.name],
                 words.value(figure.name, figure.old),
                 words.value(figure.name, figure.new),
                 f"{c.ratio:.3g} ({c.low:.3g}–{c.high:.3g})",
                 "not comparable" if change.not_comparable or found.not_comparable else figure.verdict,
             )
-    console.print(table)
+        console.print(table)
     for change in found.rows:
         if change.not_comparable:
             where = f"{change.row.engine.engine}, {change.row.cell.id}"

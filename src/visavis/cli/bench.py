@@ -48,6 +48,7 @@ __all__ = ["add_parser", "run"]
 
 BY_DEFAULT = ("native", "hf", "vllm", "sglang")
 """Backends taken where none is named; a server (openai) has to be named."""
+ROUNDS = 5
 
 
 def add_parser(commands: Any) -> Parser:
@@ -91,12 +92,12 @@ with prompts made to measure that no cache has seen. Writes a result file after 
     work.add_argument("--prompt-seed", metavar="N", help="of the prompts, images and arrivals (default: 0)")
     add_pixel_options(parser)
     how = parser.add_argument_group("how")
-    how.add_argument("--rounds", type=positive, default=5, metavar="N", help="timed rounds of each row")
+    how.add_argument("--rounds", type=positive, metavar="N", help="timed rounds of each row (default: 5)")
     how.add_argument("--requests", type=positive, metavar="N", help="in a round (default: latency 4, load 32)")
     how.add_argument("--ttft", metavar="TIME", help="limit for goodput, e.g. 500ms")
     how.add_argument("--tpot", metavar="TIME", help="limit for goodput, e.g. 50ms")
     how.add_argument("--steady-within", metavar="P", help="warm-up ends when its rounds differ by less (default: 10%%)")
-    how.add_argument("--max-warm-up", type=positive, default=10, metavar="N", help="rounds of warm-up at most")
+    how.add_argument("--max-warm-up", type=positive, metavar="N", help="rounds of warm-up at most (default: 10)")
     how.add_argument("--no-warm-up", action="store_true", help="the engine gets no warm-up of its own while it loads")
     how.add_argument(
         "--reload",
@@ -202,7 +203,7 @@ def _plan(args: Namespace, names: tuple[str, ...]) -> BenchPlan:
         backends=names,
         sampling=sampling_params(args),
         lengths="natural" if args.natural else "fixed",
-        rounds=args.rounds,
+        rounds=args.rounds or ROUNDS,
         seed=numbers("--prompt-seed", args.prompt_seed, least=0)[0] if args.prompt_seed is not None else 0,
         repeat_prompts=args.repeat_prompts,
         reload=args.reload,

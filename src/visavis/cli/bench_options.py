@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import time
 from argparse import Namespace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -97,18 +98,20 @@ def seconds(flag: str, text: str | None) -> float | None:
 def criterion_of(args: Namespace) -> Criterion:
     from visavis.bench.steady import Criterion
 
-    usual = Criterion(most=args.max_warm_up)
-    if args.max_warm_up < usual.window:
-        raise OptionError(
-            f"--max-warm-up {args.max_warm_up}: {usual.window} rounds are needed to see that it is steady"
-        )
+    usual = Criterion()
+    if args.max_warm_up is not None:
+        if args.max_warm_up < usual.window:
+            raise OptionError(
+                f"--max-warm-up {args.max_warm_up}: {usual.window} rounds are needed to see that it is steady"
+            )
+        usual = replace(usual, most=args.max_warm_up)
     if args.steady_within is None:
         return usual
     match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(%?)\s*", args.steady_within)
     share = float(match[1]) / (100 if match[2] else 1) if match else 0.0
     if not 0 < share <= 1:
         raise OptionError(f"--steady-within {shorten(args.steady_within)}: a share is needed, e.g. 5% or 0.05")
-    return Criterion(within=share, most=args.max_warm_up)
+    return replace(usual, within=share)
 
 
 def refuse_lengths(args: Namespace) -> None:

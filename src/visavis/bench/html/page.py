@@ -31,7 +31,7 @@ def to_html(report: Report) -> str:
     start, phases = start_chart(report)
     sections = []
     for workload, title in _WORKLOADS:
-        charts = [*sweep_charts(report, workload), *cell_charts(report, workload)]
+        charts = sweep_charts(report, workload) or cell_charts(report, workload)
         tables = [
             (file.name, [row for row in file.rows if row.cell.workload == workload])
             for file in report.files
@@ -89,5 +89,8 @@ def _leads(rows: list[Row], figure: str) -> str:
     overlap = a.low <= b.high and b.low <= a.high
     shown = f"{words.value(figure, a.median)} against {words.value(figure, b.median)} ({words.LABELS[figure]})"
     if overlap:
-        return f"{best.engine.engine} and {second.engine.engine} are within the noise: {shown}."
-    return f"{best.engine.engine} is {ratio:.3g}× as fast as {second.engine.engine}: {shown}."
+        said = f"{best.engine.engine} and {second.engine.engine} are within the noise: {shown}"
+    else:
+        said = f"{best.engine.engine} is {ratio:.3g}× as fast as {second.engine.engine}: {shown}"
+    restless = [row.engine.engine for row in (best, second) if not row.steady]
+    return f"{said}; {' and '.join(restless)} not steady." if restless else f"{said}."
