@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import math
+import os
+import subprocess
+import sys
 from types import SimpleNamespace
 from typing import Any
 
@@ -198,3 +202,80 @@ def test_a_shape_it_cannot_run_is_said(shape: tuple[int, int, int, int, int, boo
     reason = unsupported(_config(*shape), torch.float32)
     assert reason is not None
     assert words in reason
+
+
+def _small_step(threads: int = 2) -> CpuDecodeStep:
+    config = _config(4, 2, 32, 64, 96, False)
+    weights = Weights(config, torch.float32, seed=3)
+    cache = KVCache(2, 64, 4, 2, 32, device=torch.device("cpu"), dtype=torch.float32)
+    return CpuDecodeStep(config, weights.layers, weights.norm, weights.lm_head, cache, threads=threads, max_batch=8)
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("place", ["embedding", "value, first chunk", "value, last chunk", "key, last chunk"])
+def test_a_broken_number_comes_out_of_its_own_row_alone(place: str, value: float) -> None:
+    """No clamp and no comparison may turn it into a number, and no tile or buffer may carry it to a neighbour."""
+    config = _config(4, 2, 32, 64, 96, False)
+    weights = Weights(config, torch.float32, seed=3)
+    cache = KVCache(2, 32, 16, 2, 32, device=torch.device("cpu"), dtype=torch.float32)
+    generator = torch.Generator().manual_seed(5)
+    cache.data.normal_(generator=generator)
+    rows = [AttentionRow(0, 19, 1, [0, 1]), AttentionRow(1, 299, 1, list(range(2, 21))), AttentionRow(2, 6, 1, [21])]
+    step = CpuDecodeStep(config, weights.layers, weights.norm, weights.lm_head, cache, threads=2, max_batch=4)
+    x, cos, sin = torch.randn(3, 64, generator=generator), torch.ones(3, 16), torch.zeros(3, 16)
+    clean = step(x.clone(), cos, sin, rows)
+    broken = x.clone()
+    if place == "embedding":
+        broken[1, 5] = value
+    elif place.startswith("value"):
+        cache.data[0, 2 * 16 + (17 if "first" in place else 290), 2, 3] = value
+    else:
+        cache.data[0, 2 * 16 + 290, 0, 3] = math.nan  # an infinite score of the right sign has a weight of 0 by right
+    got = step(broken, cos, sin, rows)
+    step.close()
+    assert not got[1].isfinite().all()
+    torch.testing.assert_close(got[[0, 2]], clean[[0, 2]], atol=1e-5, rtol=0)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_can_end_and_is_refused_a_step() -> None:
+    code = """
+import os, sys, time
+from tests.engines.native.test_compiled_step import AttentionRow, _small_step, torch
+from visavis.errors import BackendError
+step = _small_step()
+child = os.fork()
+if child == 0:
+    try:
+        step(torch.zeros(1, 64), torch.ones(1, 16), torch.zeros(1, 16), [AttentionRow(0, 0, 1, [0])])
+    except BackendError as error:
+        sys.exit(7 if "forked" in str(error) else 8)  # not os._exit: what it holds is freed on the way out
+    sys.exit(9)
+until = time.monotonic() + 60
+while time.monotonic() < until:
+    ended, status = os.waitpid(child, os.WNOHANG)
+    if ended:
+        sys.exit(os.waitstatus_to_exitcode(status))
+    time.sleep(0.01)
+os.kill(child, 9)
+sys.exit(10)
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 7
+
+
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_threads_that_cannot_be_had_are_an_error_and_not_the_end_of_the_process() -> None:
+    code = """
+import re, resource, sys
+from pathlib import Path
+from tests.engines.native.test_compiled_step import _small_step
+from visavis.errors import BackendError
+_small_step().close()
+resident = int(re.search(r"VmSize:\\s*(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+resource.setrlimit(resource.RLIMIT_AS, (resident + (256 << 20), -1))
+try:
+    _small_step(threads=256)  # their stacks alone take 2 GiB
+except BackendError as error:
+    sys.exit(7 if "256 threads" in str(error) else 8)
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 7

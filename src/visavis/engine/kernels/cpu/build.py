@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -32,7 +33,7 @@ def library_path() -> Path:
     """Where this source, compiler and processor keep their library. Raises BuildError without a compiler."""
     compiler, version = _compiler()
     key = hashlib.blake2b(digest_size=10)
-    for part in (SOURCE.read_bytes(), compiler, version, " ".join(_flags()), _processor()):
+    for part in (SOURCE.read_bytes(), " ".join(compiler), version, " ".join(_flags()), _processor()):
         key.update(part if isinstance(part, bytes) else part.encode())
     return _cache_folder() / f"decode_step-{key.hexdigest()}.so"
 
@@ -48,30 +49,39 @@ def find_library() -> Path:
         with tempfile.TemporaryDirectory(dir=path.parent) as folder:
             made = Path(folder) / "made.so"
             done = subprocess.run(
-                [compiler, *_flags(), str(SOURCE), "-o", str(made)], capture_output=True, text=True, timeout=TIMEOUT_S
+                [*compiler, *_flags(), str(SOURCE), "-o", str(made)], capture_output=True, text=True, timeout=TIMEOUT_S
             )
             if done.returncode != 0:
                 words = (done.stderr.strip().splitlines() or ["no message"])[0]
-                raise BuildError(f"{compiler} could not build the CPU kernels: {words[:200]}")
+                raise BuildError(f"{shlex.join(compiler)} could not build the CPU kernels: {words[:200]}")
             os.replace(made, path)  # whole or not at all, also when two processes build at once
     except (OSError, subprocess.TimeoutExpired) as error:
-        raise BuildError(f"the CPU kernels could not be built in {path.parent}: {error}") from None
+        raise BuildError(
+            f"the CPU kernels could not be built in {path.parent}: {error}; "
+            "XDG_CACHE_HOME may name another folder for caches"
+        ) from None
     return path
 
 
 @cache
-def _compiler() -> tuple[str, str]:
+def _compiler() -> tuple[tuple[str, ...], str]:
+    """The command of the C++ compiler and what it says of itself. CXX may hold arguments too: "ccache g++"."""
     if os.environ.get("VISAVIS_CPU_KERNELS", "").lower() in ("0", "off", "no"):
         raise BuildError("switched off by VISAVIS_CPU_KERNELS")
     asked = os.environ.get("CXX")
-    for name in (asked,) if asked else COMPILERS:
-        found = shutil.which(name)
+    try:
+        commands = [shlex.split(asked)] if asked else [[name] for name in COMPILERS]
+    except ValueError as error:
+        raise BuildError(f"CXX={asked} cannot be read: {error}") from None
+    for command in commands:
+        found = shutil.which(command[0]) if command else None
         if found:
+            words = (found, *command[1:])
             try:
-                out = subprocess.run([found, "--version"], capture_output=True, text=True, timeout=20, check=True)
+                out = subprocess.run([*words, "--version"], capture_output=True, text=True, timeout=20, check=True)
             except (OSError, subprocess.SubprocessError):
                 continue
-            return found, out.stdout.splitlines()[0] if out.stdout else ""
+            return words, out.stdout.splitlines()[0] if out.stdout else ""
     raise BuildError(f"no C++ compiler ({asked or ', '.join(COMPILERS)}); on Debian and Ubuntu: apt-get install g++")
 
 
@@ -91,7 +101,10 @@ def _processor() -> str:
 
 def _cache_folder() -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
-    return Path(base).expanduser() / "visavis" / "kernels"
+    try:
+        return Path(base).expanduser() / "visavis" / "kernels"
+    except RuntimeError:  # a user without a home, as in many containers
+        raise BuildError("there is no home folder to keep the CPU kernels in; set HOME or XDG_CACHE_HOME") from None
 
 
 def main() -> int:

@@ -367,13 +367,15 @@ inline void relax() {
 class Pool {
   public:
     explicit Pool(int threads) : threads_(threads) {
-        for (int t = 1; t < threads; t++) workers_.emplace_back([this, t] { work(t); });
+        try {
+            for (int t = 1; t < threads; t++) workers_.emplace_back([this, t] { work(t); });
+        } catch (...) {  // the process may have no more threads: end the ones there are
+            stop();
+            throw;
+        }
     }
-    ~Pool() {
-        { std::lock_guard<std::mutex> lock(mutex_); stop_ = true; epoch_.fetch_add(1); }
-        wake_.notify_all();
-        for (auto& w : workers_) w.join();
-    }
+    ~Pool() { stop(); }
+    Pool(const Pool&) = delete;
     template <class F>
     void run(F&& f) {  // f(thread) on every thread; returns when all are done
         call_ = [](void* self, int t) { (*static_cast<F*>(self))(t); };
@@ -384,7 +386,7 @@ class Pool {
         barrier();
     }
     void barrier() {
-        int phase = phase_.load(std::memory_order_relaxed);
+        unsigned phase = phase_.load(std::memory_order_relaxed);  // unsigned: it wraps within days
         if (arrived_.fetch_add(1, std::memory_order_acq_rel) == threads_ - 1) {
             arrived_.store(0, std::memory_order_relaxed);
             phase_.store(phase + 1, std::memory_order_release);
@@ -398,6 +400,11 @@ class Pool {
     int threads() const { return threads_; }
 
   private:
+    void stop() {
+        { std::lock_guard<std::mutex> lock(mutex_); stop_ = true; epoch_.fetch_add(1); }
+        wake_.notify_all();
+        for (auto& w : workers_) w.join();
+    }
     void work(int t) {
         int64_t seen = 0;
         for (;;) {
@@ -417,7 +424,8 @@ class Pool {
     std::mutex mutex_;
     std::condition_variable wake_;
     std::atomic<int64_t> epoch_{0};
-    std::atomic<int> arrived_{0}, phase_{0};
+    std::atomic<int> arrived_{0};
+    std::atomic<unsigned> phase_{0};
     bool stop_ = false;
     void (*call_)(void*, int) = nullptr;
     void* arg_ = nullptr;
@@ -597,7 +605,13 @@ struct Stepper {
 };
 
 extern "C" {
-Stepper* visavis_decode_new(const Model* model) { return new Stepper(*model); }
+Stepper* visavis_decode_new(const Model* model) {  // null when the process can have no more memory or threads
+    try {
+        return new Stepper(*model);
+    } catch (...) {
+        return nullptr;
+    }
+}
 void visavis_decode_free(Stepper* s) { delete s; }
 void visavis_decode_step(Stepper* s, int batch, float* hidden, const float* cos, const float* sin, const int32_t* tables,
                   int table_stride, const int32_t* lengths, float* logits) {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import os
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_void_p
 from functools import cache
@@ -15,6 +16,7 @@ from visavis.engine.kernels.base import AttentionRow
 from visavis.engine.kernels.cpu.build import BuildError, find_library
 from visavis.engine.kv_cache import KVCache
 from visavis.engine.model_config import ModelConfig
+from visavis.errors import BackendError
 
 __all__ = ["CpuDecodeStep", "unsupported"]
 
@@ -144,12 +146,17 @@ class CpuDecodeStep:
         )
         self._kept.append(cache.data)
         self._handle = self._library.visavis_decode_new(ctypes.byref(model))
+        self._process = os.getpid()
+        if not self._handle:
+            raise BackendError(f"no memory or threads for the compiled decode step ({threads} threads); ask for fewer")
 
     def __call__(
         self, embedded: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, rows: Sequence[AttentionRow]
     ) -> torch.Tensor:
         """One new token of each of `rows`. embedded: (n, hidden) float32, overwritten; cos, sin: (n, D / 2) float32
         → (n, vocab) float32. Stores the keys and values of the new tokens."""
+        if self._process != os.getpid():  # its threads stayed in the parent: a step would wait for them for ever
+            raise BackendError("the engine was loaded before this process was forked; load it in the child, or spawn")
         n = len(rows)
         longest = max(len(row.block_table) for row in rows)
         tables = np.zeros((n, longest), dtype=np.int32)
@@ -174,7 +181,8 @@ class CpuDecodeStep:
         """Ends its threads."""
         handle, self._handle = self._handle, None
         if handle is not None:
-            self._library.visavis_decode_free(handle)
+            if self._process == os.getpid():  # a forked child has no threads to end, and would wait for them
+                self._library.visavis_decode_free(handle)
             self._kept.clear()
 
     def __del__(self) -> None:
