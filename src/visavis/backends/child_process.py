@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -22,6 +23,8 @@ __all__ = ["ChildProcess", "descendants", "peak_rss_bytes"]
 _TAIL_LINES = 15
 _TAIL_CHARACTERS = 2000
 _KILL_WAIT_S = 10.0
+_CAUSE_CHARACTERS = 600
+_ERROR_LINE = re.compile(r"\b((?:[A-Za-z_]\w*\.)*[A-Za-z_]\w*(?:Error|Exception)): (\S.*)")
 
 
 class ChildProcess:
@@ -100,6 +103,18 @@ class ChildProcess:
         except OSError:
             return ""
         return "\n".join(text.rstrip().splitlines()[-_TAIL_LINES:])[-_TAIL_CHARACTERS:]
+
+    def root_cause(self, said: str) -> str:
+        """The last error in its log that `said` does not tell already; "" if there is none.
+
+        Engines with processes of their own often raise no more than "see root cause above"."""
+        try:
+            text = self.log_path.read_text("utf-8", "replace")
+        except OSError:
+            return ""
+        found = [f"{kind}: {words.strip()}" for kind, words in _ERROR_LINE.findall(text)]
+        others = [line for line in found if line not in said and line.partition(": ")[2][:60] not in said]
+        return others[-1][:_CAUSE_CHARACTERS] if others else ""
 
     def end(self, patience_s: float = 0.0) -> None:
         """Ends it and its children: by itself within `patience_s`, else by SIGTERM and SIGKILL.

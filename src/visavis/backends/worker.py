@@ -32,7 +32,7 @@ from visavis.backends.protocol import (
     Usage,
     unpack_events,
 )
-from visavis.errors import BackendError, WorkerDiedError
+from visavis.errors import BackendError, InputError, VisavisError, WorkerDiedError
 
 __all__ = ["WorkerModel"]
 
@@ -218,9 +218,16 @@ class WorkerModel(ModelInterface):
             if isinstance(message, kind):
                 return message
             if isinstance(message, Failed):
-                raise message.error
+                raise self._with_cause(message.error)
             if isinstance(message, Progressed) and progress is not None:
                 progress(message.phase, message.seconds)
+
+    def _with_cause(self, error: VisavisError) -> VisavisError:
+        """An engine's failure with the last error of its log, where that says more."""
+        if isinstance(error, InputError) or self._child is None:
+            return error
+        cause = self._child.root_cause(str(error))
+        return BackendError(f"{error}; the last error in its log: {cause}") if cause else error
 
     def _connected(self) -> Channel:
         if self._channel is None:

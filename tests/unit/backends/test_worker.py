@@ -391,3 +391,17 @@ def test_a_worker_started_in_a_thread_lives_on_when_the_thread_ends() -> None:
     with model:
         time.sleep(0.2)
         assert model.complete([prompt(model)])[0].text == "ok"
+
+
+def test_an_engine_that_hides_its_failure_in_the_log_is_quoted_from_there(tmp_path: Path) -> None:
+    child = object.__new__(ChildProcess)
+    child.log_path = tmp_path / "worker.log"
+    child.log_path.write_text(
+        "(EngineCore) ERROR   File x.py, line 3\n"
+        "(EngineCore) ERROR ValueError: the cache holds 512 tokens, max_model_len is 4096\n"
+        "RuntimeError: Engine core initialization failed. See root cause above.\n"
+    )
+    said = "vllm failed to load: RuntimeError: Engine core initialization failed. See root cause above."
+    assert child.root_cause(said) == "ValueError: the cache holds 512 tokens, max_model_len is 4096"
+    child.log_path.write_text("visavis.errors.BackendError: out of memory\n")
+    assert child.root_cause("fake failed: out of memory") == ""
