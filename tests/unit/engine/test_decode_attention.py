@@ -95,3 +95,14 @@ def test_a_row_taken_over_from_a_broken_request_is_clean() -> None:
     healthy.num_context += 1
     healthy.block_table.append(5)
     assert run(attention, cache, [successor, healthy]) is DenseCopy
+
+
+def test_many_short_requests_and_then_few_long_ones_do_not_multiply_the_copy() -> None:
+    cache = make_cache(2048)
+    attention = DecodeAttention(cache)
+    many = [AttentionRow(i, 3, 1, [i]) for i in range(64)]
+    few = [AttentionRow(100 + i, 4000, 1, list(range(1020 * i, 1020 * i + 1001))) for i in range(2)]
+    for rows in (many, few, many):
+        assert run(attention, cache, rows) is DenseCopy
+        # A batch that is padded at all is padded to twice its size at most; lengths are rounded up to 256.
+        assert attention.dense.data.shape[1] * attention.dense.data.shape[2] <= max(64 * 256, 2 * 4096)

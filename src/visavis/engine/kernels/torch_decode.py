@@ -121,10 +121,13 @@ class DenseCopy(DecodeBatch):
         if num_rows <= rows and length <= capacity:
             return
         layers, _, _, heads, head_dim = self.data.shape
-        capacity = max(capacity, -(-length // GROWTH) * GROWTH)
+        # As large as this batch needs and no larger: the most rows there ever were times the greatest length there ever
+        # was would be many times the cache.
+        length = -(-length // GROWTH) * GROWTH
         # Zeros: masked places are multiplied by a weight of 0, which would not silence a NaN left in memory.
-        data = self.data.new_zeros((layers, max(rows, num_rows), capacity, heads, head_dim))
-        data[:, :rows, : self.data.shape[2]] = self.data
+        data = self.data.new_zeros((layers, num_rows, length, heads, head_dim))
+        rows, capacity = min(rows, num_rows), min(capacity, length)
+        data[:, :rows, :capacity] = self.data[:, :rows, :capacity]
         self.data = data
 
     def _gather(self, index: int, row: AttentionRow) -> None:
