@@ -17,7 +17,7 @@ from visavis.sampling import ResolvedSampling, SamplingParams
 if TYPE_CHECKING:
     from visavis.prompt import Prompt
 
-__all__ = ["check_request", "derived_seed", "run_batch", "warm_up"]
+__all__ = ["check_arrivals", "check_request", "derived_seed", "run_batch", "warm_up"]
 
 _RUNNER_FIELDS = frozenset({"max_tokens", "n", "stop", "stop_token_ids", "eos_token_ids", "special_tokens"})
 """Fields of ResolvedSampling that every backend honours: the runner does them, or `end_token_ids` and length do."""

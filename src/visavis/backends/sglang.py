@@ -131,7 +131,7 @@ class SGLangModel(ModelInterface):
                     patience = PAUSE_S if waiting and len(waiting) == len(tasks) else None
                     event = loop.run_until_complete(asyncio.wait_for(news.get(), patience))
                 except TimeoutError:
-                    event = TokenEvent(next(iter(waiting)))
+                    event = TokenEvent(next(iter(tasks)))  # a sign of life
                 if event.finish_reason is not None:
                     tasks.pop(event.index, None)
                 yield event

@@ -10,6 +10,7 @@ from datetime import UTC, datetime
 from functools import partial
 
 from visavis.backends.base import ModelInterface, Progress
+from visavis.backends.runner import check_arrivals
 from visavis.backends.worker import WorkerModel
 from visavis.bench.measure import measure_round
 from visavis.bench.plan import BenchPlan
@@ -146,6 +147,8 @@ class Runner:
 
     def _warm_up(self, cell: Cell, run: CellRun, model: ModelInterface) -> None:
         """The cold round, then rounds until the criterion holds."""
+        if cell.workload == "load":
+            check_arrivals(model.name, model.capabilities(), (0.0, 1.0), 2)  # refused before any work is done
         self._tell(model.name, f"{cell.id}: first requests")
         self._round(cell, run, model, "cold", self._count(run, "cold"))
         figures: list[float] = []

@@ -146,6 +146,10 @@ def _detail(workload: str, rows: Sequence[Row]) -> Table:
     client = [None if row.void else row.figures.get("client_e2e") for row in rows]
     if any(client):
         table.add_row("E2E seen by the client", *(words.value("client_e2e", f.median if f else None) for f in client))
+    if any(row.prepare_s for row in rows):
+        table.add_row("preparation, not in TTFT", *(duration(row.prepare_s) for row in rows))
+    if any(row.queue_s for row in rows):
+        table.add_row("of TTFT in the queue", *(duration(row.queue_s) for row in rows))
     table.add_row("first request: TTFT", *(duration(row.cold_ttft) for row in rows))
     table.add_row("first request: E2E", *(duration(row.cold_e2e) for row in rows))
     table.add_row("warm-up rounds", *(str(row.warm_up_rounds) for row in rows))

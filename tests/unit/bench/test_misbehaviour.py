@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from tests.unit.bench.conftest import Rig, file_of, only_row
@@ -85,6 +87,17 @@ def test_an_engine_that_cannot_be_loaded_is_part_of_the_result(rig: Rig) -> None
     assert good.void == ""
     assert "no such kernel" in bad.void
     assert any("broken: could not be loaded: no such kernel" in note for note in file_of(bench).notes)
+
+
+def test_load_on_an_engine_that_takes_no_requests_meanwhile_is_refused_before_any_work(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    engine = rig.add("a")
+    can = replace(engine.capabilities(), arrivals=False, batching="static")
+    monkeypatch.setattr(engine, "capabilities", lambda: can)
+    row = only_row(rig.run(cells=rig.cells("load")))
+    assert row.void.startswith("refused: a cannot take requests while it answers others (static batches)")
+    assert engine.batches == []
 
 
 def test_what_an_engine_refuses_is_said_with_the_row(rig: Rig) -> None:
