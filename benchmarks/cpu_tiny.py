@@ -4,17 +4,19 @@
 
 Same prompts (the same ids and pixels), float32, greedy, exactly `--tokens` tokens each. transformers runs with a
 dynamic cache, with a static cache, and with the decoder compiled; its best counts. The native engine runs with its
-compiled decode step, where a compiler is there, and in plain torch. Two figures per engine and batch:
+compiled decode step, where a compiler is there, and in plain torch. Figures per engine and batch, in tokens per second:
 
-- decode: batch · (tokens − 1) / (time of a run − time of the same run with one token), tokens per second;
-- whole: batch · tokens / time of the run, the images' encoding and the prompts included.
+- decode: batch / median time of a step in which every request gets one token after its first;
+- whole: batch · tokens / time of the whole run, the images' encoding and the prompts included.
 
-Rounds of all contenders alternate, so that a noisy moment meets each of them; medians and the best rounds are kept.
+Rounds of all contenders alternate, so that a noisy moment meets each of them. `quiet` figures take the fastest
+twentieth of the steps and the fastest run: what the machine gives when nothing else runs on it.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
 import platform
@@ -33,7 +35,8 @@ from visavis.families import load_family
 from visavis.prompt import Prompt
 from visavis.sampling import ResolvedSampling
 
-Generate = Callable[[Sequence[Prompt], int], list[list[int]]]
+Generate = Callable[[Sequence[Prompt], int], tuple[list[list[int]], list[float]]]
+"""(prompts, tokens) → the answers, and when each token of the last prompt to get one came (`time.perf_counter`)."""
 
 
 def main() -> None:
@@ -87,14 +90,17 @@ def sample_prompts(family: Any) -> list[Prompt]:
 def native(folder: Path, config: dict[str, Any], kernels: str) -> Generate:
     engine = NativeEngine(folder, config, EngineConfig(device="cpu", dtype="float32", kernels=kernels))
 
-    def generate(prompts: Sequence[Prompt], tokens: int) -> list[list[int]]:
+    def generate(prompts: Sequence[Prompt], tokens: int) -> tuple[list[list[int]], list[float]]:
         for i, prompt in enumerate(prompts):
             engine.add_request(str(i), prompt, ResolvedSampling(max_tokens=tokens))
         answers: list[list[int]] = [[] for _ in prompts]
+        times: list[float] = []
         while engine.has_work:
             for output in engine.step():
                 answers[int(output.request_id)] += output.token_ids
-        return answers
+            if len(min(answers, key=len)) > len(times):
+                times.append(time.perf_counter())
+        return answers, times
 
     return generate
 
@@ -107,13 +113,25 @@ def transformers_variants(folder: Path, pad: int, *, compiled: bool) -> dict[str
 
     def generator(model: Any, **options: Any) -> Generate:
         @torch.inference_mode()
-        def generate(prompts: Sequence[Prompt], tokens: int) -> list[list[int]]:
+        def generate(prompts: Sequence[Prompt], tokens: int) -> tuple[list[list[int]], list[float]]:
+            times: list[float] = []
+
+            def stamp(input_ids: torch.Tensor, scores: Any, **_: Any) -> torch.Tensor:
+                times.append(time.perf_counter())
+                return torch.zeros(len(input_ids), dtype=torch.bool)
+
             model.model.rope_deltas = None  # a left-over of the last batch
             inputs = for_hf_batch(prompts, pad)
             out = model.generate(
-                **inputs, max_new_tokens=tokens, do_sample=False, eos_token_id=None, pad_token_id=pad, **options
+                **inputs,
+                max_new_tokens=tokens,
+                do_sample=False,
+                eos_token_id=None,
+                pad_token_id=pad,
+                stopping_criteria=[stamp],
+                **options,
             )
-            return [row[inputs["input_ids"].shape[1] :].tolist() for row in out]
+            return [row[inputs["input_ids"].shape[1] :].tolist() for row in out], times
 
         return generate
 
@@ -135,47 +153,43 @@ def measure(contenders: dict[str, Generate], prompts: list[Prompt], arguments: a
     answers: dict[str, list[list[int]]] = {}
     for name, generate in contenders.items():  # warm-up: the first run compiles, allocates, and fills caches
         try:
-            generate(prompts, 1)
-            answers[name] = generate(prompts, arguments.tokens)
+            generate(prompts, 2)
+            answers[name], _ = generate(prompts, arguments.tokens)
             usable[name] = generate
         except Exception as error:  # a variant this machine cannot run is recorded, not hidden
             failed[name] = f"{type(error).__name__}: {str(error)[:200]}"
-    times: dict[str, list[tuple[float, float]]] = {name: [] for name in usable}
+    runs: dict[str, list[list[float]]] = {name: [] for name in usable}
     for _ in range(arguments.rounds):
         for name, generate in usable.items():
-            times[name].append((timed(generate, prompts, 1), timed(generate, prompts, arguments.tokens)))
+            start = time.perf_counter()
+            _, times = generate(prompts, arguments.tokens)
+            runs[name].append([moment - start for moment in times])
     rows = {
-        name: speed(pairs, len(prompts), arguments.tokens)
+        name: speed(rounds, len(prompts), arguments.tokens)
         | {"same_tokens_as_native": answers[name] == answers["native"]}
-        for name, pairs in times.items()
+        for name, rounds in runs.items()
     }
     ratios: dict[str, dict[str, float]] = {}
     for ours in (name for name in rows if name.startswith("native")):
         ratios[ours] = {}
-        for figure in ("decode_median", "decode_best", "whole_median", "whole_best"):
+        for figure in ("decode", "decode_quiet", "whole", "whole_quiet"):
             peer = max(row[figure] for name, row in rows.items() if not name.startswith("native"))
             ratios[ours][figure] = round(rows[ours][figure] / peer, 2)
     return {"engines": rows, "over_the_best_transformers": ratios, "failed": failed}
 
 
-def timed(generate: Generate, prompts: list[Prompt], tokens: int) -> float:
-    start = time.perf_counter()
-    generate(prompts, tokens)
-    return time.perf_counter() - start
-
-
-def speed(pairs: list[tuple[float, float]], batch: int, tokens: int) -> dict[str, Any]:
-    """Tokens per second from (time with one token, time with all tokens) per round."""
-    firsts, wholes = zip(*pairs, strict=True)
-    decode = batch * (tokens - 1)
+def speed(rounds: list[list[float]], batch: int, tokens: int) -> dict[str, Any]:
+    """Tokens per second, from the moment of each token counted from the start of its round."""
+    steps = sorted(b - a for times in rounds for a, b in itertools.pairwise(times))
+    firsts, wholes = [times[0] for times in rounds], [times[-1] for times in rounds]
     return {
-        "decode_median": round(decode / max(statistics.median(wholes) - statistics.median(firsts), 1e-9), 1),
-        "decode_best": round(decode / max(min(wholes) - min(firsts), 1e-9), 1),
-        "whole_median": round(batch * tokens / statistics.median(wholes), 1),
-        "whole_best": round(batch * tokens / min(wholes), 1),
-        "first_token_ms_median": round(statistics.median(firsts) * 1e3, 2),
-        "first_token_ms_best": round(min(firsts) * 1e3, 2),
-        "rounds_s": [[round(a, 4), round(b, 4)] for a, b in pairs],
+        "decode": round(batch / statistics.median(steps), 1),
+        "decode_quiet": round(batch / steps[len(steps) // 20], 1),
+        "whole": round(batch * tokens / statistics.median(wholes), 1),
+        "whole_quiet": round(batch * tokens / min(wholes), 1),
+        "first_token_ms": round(statistics.median(firsts) * 1e3, 1),
+        "first_token_ms_quiet": round(min(firsts) * 1e3, 1),
+        "step_ms": round(statistics.median(steps) * 1e3, 3),
     }
 
 
@@ -204,9 +218,9 @@ def report(record: dict[str, Any]) -> None:
         print(f"{batch} prompt(s) at once, {record['tokens']} tokens each")
         for name, row in result["engines"].items():
             print(
-                f"  {name:38} decode {row['decode_median']:8.1f} (best {row['decode_best']:8.1f}) tok/s"
-                f"   whole {row['whole_median']:8.1f} (best {row['whole_best']:8.1f}) tok/s"
-                f"   first token {row['first_token_ms_median']:7.1f} ms   same tokens {row['same_tokens_as_native']}"
+                f"  {name:36} decode {row['decode']:8.1f} (quiet {row['decode_quiet']:8.1f}) tok/s"
+                f"   whole {row['whole']:7.1f} (quiet {row['whole_quiet']:7.1f}) tok/s"
+                f"   first token {row['first_token_ms']:7.1f} ms   same tokens {row['same_tokens_as_native']}"
             )
         for name, why in result["failed"].items():
             print(f"  {name}: {why}")

@@ -60,8 +60,7 @@ class Scheduler:
         for seq in self.running:
             if budget > 0 and not seq.is_decoding:
                 budget -= self._schedule_chunk(step, seq, budget)
-        # After a preemption memory is short: a newcomer would only be thrown out again.
-        while budget > 0 and self.waiting and len(self.running) < self.max_num_seqs and not step.preempted:
+        while budget > 0 and self.waiting and len(self.running) < self.max_num_seqs:
             if not self._admit(self.waiting[0]):
                 break  # first come, first served: nobody overtakes the one that does not fit yet
             budget -= self._schedule_chunk(step, self.running[-1], budget)

@@ -169,17 +169,59 @@ def test_an_answer_ends_at_eos_stop_ids_or_length(ref: Reference) -> None:
     assert reason in ("stop", "length")
 
 
-def test_an_image_is_encoded_once_whatever_the_chunks_and_again_after_a_preemption(ref: Reference) -> None:
-    prompts = prompts_of(ref)
+class CountingTower:
+    """The tower, and the grids it was asked to encode."""
+
+    def __init__(self, tower: Any) -> None:
+        self.tower, self.config, self.device = tower, tower.config, tower.device
+        self.seen: list[Any] = []
+
+    def __call__(self, patches: torch.Tensor, grids: list[Any]) -> Any:
+        self.seen += grids
+        return self.tower(patches, grids)
+
+
+def test_an_image_is_encoded_once_whatever_the_chunks_and_dropped_when_consumed(ref: Reference) -> None:
     engine = make_engine(ref, max_num_batched_tokens=5)
-    assert engine.runner.encoder is not None
-    seen: list[Any] = []
-    tower = engine.runner.encoder.tower
-    engine.runner.encoder.tower = lambda patches, grids: seen.extend(grids) or tower(patches, grids)  # type: ignore[assignment, func-returns-value]
-    engine.runner.encoder.tower.config, engine.runner.encoder.tower.device = tower.config, tower.device
-    greedy(engine, prompts, 4)
-    assert sorted(seen) == [(1, 4, 4), (1, 6, 8), (1, 8, 6)]
-    assert not engine.runner.encoder._outputs
+    encoder = engine.runner.encoder
+    assert encoder is not None
+    encoder.tower = tower = CountingTower(encoder.tower)  # type: ignore[assignment]
+    for i, prompt in enumerate(prompts_of(ref)):
+        engine.add_request(str(i), prompt, ResolvedSampling(max_tokens=8))
+    while engine.has_work:
+        engine.step()
+        reading = {seq.uid for seq in engine.scheduler.running if seq.num_computed_tokens < seq.num_prompt_tokens}
+        assert {uid for uid, _ in encoder._outputs} <= reading
+    assert sorted(tower.seen) == [(1, 4, 4), (1, 6, 8), (1, 8, 6)]
+
+
+def test_images_of_a_preempted_request_are_dropped_and_encoded_again(ref: Reference) -> None:
+    text, image = ref.prompt([30], seed=1), ref.prompt([2, ("image", (1, 16, 16)), 2], seed=2)
+    expected = greedy(make_engine(ref), [text, image], 20)
+    engine = make_engine(ref, block_size=4, num_blocks=40, max_num_batched_tokens=12)
+    encoder = engine.runner.encoder
+    assert encoder is not None
+    encoder.tower = tower = CountingTower(encoder.tower)  # type: ignore[assignment]
+    engine.add_request("0", text, ResolvedSampling(max_tokens=20))
+    engine.add_request("1", image, ResolvedSampling(max_tokens=20))
+    answers: list[list[int]] = [[], []]
+
+    def step() -> None:
+        for output in engine.step():
+            answers[int(output.request_id)] += output.token_ids
+
+    while not encoder._outputs:  # until the image is being read
+        step()
+    taken: list[int] = []
+    assert engine.pool.grow(taken, engine.pool.num_free * 4)  # memory is gone: the next block must come from someone
+    while not engine.scheduler.num_preemptions:
+        step()
+    assert not encoder._outputs
+    engine.pool.release(taken)
+    while engine.has_work:
+        step()
+    assert tower.seen == [(1, 16, 16)] * 2
+    assert answers == expected
 
 
 def test_times_in_the_queue_are_told_with_the_first_token(ref: Reference) -> None:

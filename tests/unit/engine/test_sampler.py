@@ -145,14 +145,15 @@ def test_penalties_follow_an_answer_as_it_grows_and_rows_are_used_again() -> Non
     sampler = Sampler(4, torch.device("cpu"))
     logits = torch.tensor([[1.0, 0.9, 0.8, 0.7]])
     seen = []
-    for _ in range(3):
+    for _ in range(9):
         seq = sequence([3], presence_penalty=1.0)
         for _ in range(4):
             token = sampler(logits.clone(), [seq]).token_ids[0]
             seq.token_ids.append(token)
         seen.append(seq.token_ids[1:])
         sampler.forget(seq)
-    assert seen == [[0, 1, 2, 3]] * 3
+    assert seen == [[0, 1, 2, 3]] * 9
+    assert len(sampler.penalties.counts) < 9, "rows of finished requests are not used again"
 
 
 def test_logit_bias_moves_single_tokens_and_adds_up_with_repeats() -> None:
