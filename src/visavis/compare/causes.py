@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from visavis.compare.agreement import Judgement
 from visavis.compare.pair_result import Cause
 from visavis.compare.settings_apart import View
+from visavis.compare.words import of
 
 if TYPE_CHECKING:
     from visavis.families import TextTokenizer
@@ -88,7 +89,7 @@ def _texts(first: View, second: View, texts: tuple[str, str], tokenizer: TextTok
         bare = [text.replace(spelling, "") for text in bare]
     if bare[0].split() == bare[1].split():
         shorter = first.name if len(texts[0]) < len(texts[1]) else second.name
-        return Cause("special tokens", "seen", f"{shorter}'s text leaves out special tokens; nothing else differs")
+        return Cause("special tokens", "seen", f"{of(shorter)} text leaves out special tokens; nothing else differs")
     both = [v.answer(prompt) for v in (first, second) for prompt in v.cases]
     if all(a is None or not a.token_ids for a in both):
         return Cause("unknown", "seen", "the texts differ, and without token ids a near tie cannot be told")

@@ -15,7 +15,7 @@ from visavis.compare.pair_result import Cause, Difference, PairResult, SettingDi
 from visavis.compare.settings_apart import View, settings_apart, shown
 from visavis.compare.setups import SAMPLING
 from visavis.compare.trials import Trials
-from visavis.compare.words import findings
+from visavis.compare.words import findings, of
 
 if TYPE_CHECKING:
     from visavis.families import TextTokenizer
@@ -58,13 +58,16 @@ def explain_pair(
 
 
 def _ask_in_order(searches: Sequence[_Search]) -> None:
-    """Each setting alone, for all prompts, those last that need the engine loaded anew: once for each, not for each
-    prompt."""
+    """Each setting alone, for all prompts. Those that need the engine loaded anew come last, once for each and not for
+    each prompt, and only where the others leave something to explain."""
     names = list(dict.fromkeys(name for search in searches for name in search.names))
-    for name in (None, *sorted(names, key=lambda name: name not in REQUEST_LEVEL)):
+    for name in (None, *(name for name in names if name in REQUEST_LEVEL)):
         for search in searches:
-            if name is None or name in search.apart:
-                search.trials.run(frozenset() if name is None else frozenset({name}))
+            search.try_alone(name)
+    left = [search for search in searches if not search.solved]
+    for name in (name for name in names if name not in REQUEST_LEVEL):
+        for search in left:
+            search.try_alone(name)
 
 
 def smallest_sets(names: Sequence[str], good: Callable[[frozenset[str]], bool]) -> list[frozenset[str]]:
@@ -116,6 +119,27 @@ class _Search:
         self.names = list(self.apart)
         self.trials = Trials(first, second, difference.prompt, lab)
         self.one = self.trials.one
+        # Which special tokens stay in the text changes no token, unless a stop string is looked for in that text.
+        stops = any(self.trials.value(name, "stop") for name in ("first", "second"))
+        self.for_tokens = [name for name in self.names if name != "special_tokens" or stops]
+
+    def try_alone(self, name: str | None) -> None:
+        """One setting made equal; None: the control, with none."""
+        if name is None or name in self.apart:
+            self.trials.run(frozenset() if name is None else frozenset({name}))
+
+    @property
+    def solved(self) -> bool:
+        """Whether settings that need no other engine explain the tokens."""
+        return self.trials.run(frozenset()).same_tokens or bool(self._explaining(self._by_request(self.for_tokens)))
+
+    def _by_request(self, names: Sequence[str]) -> list[str]:
+        return [name for name in names if name in REQUEST_LEVEL]
+
+    def _explaining(self, names: Sequence[str]) -> list[frozenset[str]]:
+        return smallest_sets(
+            names, lambda chosen: self.trials.run(chosen).proves and self.trials.run(chosen).same_tokens
+        )
 
     def explain(self) -> Difference:
         trials = self.trials
@@ -129,15 +153,10 @@ class _Search:
             ]
             return replace(self.difference, kind="unknown", causes=(unsure, *untested))
         causes: list[Cause] = []
-        # Which special tokens stay in the text changes no token, unless a stop string is looked for in that text.
-        stops = any(trials.value(name, "stop") for name in ("first", "second"))
-        for_tokens = [name for name in self.names if name != "special_tokens" or stops]
-        for name in self.names:
-            trials.run(frozenset({name}))
         best: frozenset[str] = frozenset()
         tokens_left = not control.same_tokens
         if tokens_left:
-            best, tokens_left = self._tokens(for_tokens, causes)
+            best, tokens_left = self._tokens(self.for_tokens, causes)
         text_left = self._text(best, tokens_left, causes)
         if not tokens_left and not text_left:
             return replace(self.difference, kind="settings", why=causes[0].text, causes=tuple(causes))
@@ -148,7 +167,7 @@ class _Search:
     def _tokens(self, names: list[str], causes: list[Cause]) -> tuple[frozenset[str], bool]:
         """(settings that were made equal, whether the tokens still differ)."""
         trials = self.trials
-        if found := smallest_sets(names, lambda chosen: trials.run(chosen).proves and trials.run(chosen).same_tokens):
+        if found := self._explaining(self._by_request(names)) or self._explaining(names):
             causes += [self._cause(chosen, "tokens") for chosen in found]
             return found[0], False
         everything = frozenset(names)
@@ -206,9 +225,9 @@ class _Search:
         apart = [self.apart[name] for name in ordered]
         said = "; ".join(_apart_words(self.first, self.second, s) for s in apart)
         effect = {
-            "tokens": f"{self.second.name} gives {self.first.name}'s tokens",
-            "text": f"{self.second.name}'s text keeps what {self.first.name}'s keeps",
-            "some": f"{self.second.name} gives another answer, which still is not {self.first.name}'s",
+            "tokens": f"{self.second.name} gives {of(self.first.name)} tokens",
+            "text": f"{of(self.second.name)} text keeps what {of(self.first.name)} keeps",
+            "some": f"{self.second.name} gives another answer, which still is not {of(self.first.name)}",
         }[part]
         how = "made equal," if len(ordered) == 1 else "made equal together, and not one by one,"
         kind = apart[0].kind

@@ -20,6 +20,7 @@ from visavis.compare.settings_apart import View
 from visavis.compare.setups import Setup
 from visavis.compare.times import times_in_words
 from visavis.compare.verdict import verdict
+from visavis.compare.words import of
 from visavis.completion import TokenLogprobs
 from visavis.errors import BackendError, InputError, OptionError
 from visavis.report.machine import describe
@@ -141,7 +142,7 @@ def _run(
     pairs = [pair_up(first, view, by_id, tokenizer) for first in earlier]
     for first, pair in zip(earlier, pairs, strict=True):
         if pair.differences:
-            say(setup.name, f"re-runs with {first.name}'s settings (untimed)" if plan.rerun else "causes", 0, 1)
+            say(setup.name, f"re-runs with {of(first.name)} settings (untimed)" if plan.rerun else "causes", 0, 1)
         done = explain_pair(first, view, pair, lab, tokenizer, rerun=plan.rerun)
         result.pairs.append(done)
     return view

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from visavis.compare.result import BackendResult, Comparison, Difference, PairResult, PromptRecord, Side
 from visavis.compare.settings_apart import shown
-from visavis.compare.words import effect
+from visavis.compare.words import effect, of
 from visavis.report.machine import one_line
 from visavis.report.units import bytes_, duration, rate
 
@@ -164,7 +164,7 @@ def _side(side: Side, other: str) -> str:
     if side.logprob is None:
         return text
     theirs = "not among its 5 best" if side.logprob_of_other is None else f"{side.logprob_of_other:.4f}"
-    return f"{text}  logprob {side.logprob:.4f}, {other}'s token {theirs}"
+    return f"{text}  logprob {side.logprob:.4f}, {of(other)} token {theirs}"
 
 
 def _sizes(media: Mapping[str, Any]) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from visavis.compare.pair_result import CauseKind, PairResult, Rerun
 
-__all__ = ["effect", "explanations", "findings", "joined"]
+__all__ = ["effect", "explanations", "findings", "joined", "of"]
 
 NAMES: dict[CauseKind, str] = {
     "prompt ids": "another prompt",
@@ -24,6 +24,11 @@ NAMES: dict[CauseKind, str] = {
 def joined(names: tuple[str, ...] | list[str]) -> str:
     """`a`, `a and b`, `a, b and c`."""
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}" if names else ""
+
+
+def of(name: str) -> str:
+    """`native's`, `transformers'`."""
+    return f"{name}'" if name.endswith("s") else f"{name}'s"
 
 
 def effect(rerun: Rerun) -> str:
@@ -89,4 +94,8 @@ def findings(pair: PairResult) -> list[str]:
     ]
     if idle:
         said.append(f"made equal, {joined(idle)} changed nothing")
+    tested = {name for r in pair.reruns for name in r.equalised}
+    untested = [name for name in dict.fromkeys(s.name for s in pair.settings) if name not in tested]
+    if untested and pair.reruns:
+        said.append(f"{joined(untested)} not tested: it needs the engine loaded anew, and the rest explains all")
     return said
