@@ -18,6 +18,8 @@ FIGURES = ("ttft", "tpot", "itl", "e2e", "client_ttft", "client_e2e", "tokens_pe
 """Names of `Row.figures`; the last three have one value a round."""
 SLOW_TAKE = 0.95
 """Share of the offered rate below which an engine does not keep up."""
+_ABOVE = 1.05
+"""Share of the ceiling from which it is said that the ceiling does not hold."""
 _CHUNK = 1.5  # tokens a delivery from which an engine is said to answer in chunks
 
 
@@ -182,6 +184,11 @@ def _achieved(row: Row, bench: Bench) -> None:
 def _mark(row: Row, bench: Bench) -> None:
     if row.steady is False:
         row.marks.append(f"not steady after {row.warm_up_rounds} warm-up rounds")
+    if row.read_share is not None and row.read_share > _ABOVE:
+        row.marks.append(
+            f"reads {row.read_share:.0%} of what the memory gave: the weights fit into a cache, or the ceiling was "
+            "measured while other work was running"
+        )
     chunk = row.tokens_per_delivery
     if chunk is not None and chunk >= _CHUNK:
         row.marks.append(f"answers in chunks of {chunk:.3g} tokens: ITL is per chunk, TPOT per token")

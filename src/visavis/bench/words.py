@@ -42,7 +42,7 @@ PHASES = ("start", "tokenizer", "import", "load", "compile", "capture", "warm-up
 SHORT = {
     "latency": ("ttft", "tpot", "e2e", "tokens_per_s"),
     "throughput": ("tokens_per_s", "ttft", "tpot", "e2e"),
-    "load": ("ttft", "tpot", "e2e", "requests_per_s", "goodput"),
+    "load": ("ttft", "tpot", "requests_per_s", "goodput"),
 }
 """Figures of a sweep's one line per row; the spread shown is that of the first."""
 TAILS = ("ttft", "tpot", "itl", "e2e")

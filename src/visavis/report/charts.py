@@ -102,7 +102,7 @@ def lines(title: str, series: Sequence[Line], fmt: Format, *, x_label: str, x_fm
         value = top * step / 4
         y = at(xs[0], value)[1]
         parts.append(f'<path class="grid" d="M{left} {y:.1f}H{right}"/>')
-        parts.append(_text(left - 5, y + 4, fmt(value), anchor="end"))
+        parts.append(_text(left - 5, y + 4, fmt(value) if step else "0", anchor="end"))
     last = -math.inf
     for x in xs:
         place = at(x, 0)[0]
@@ -177,11 +177,11 @@ def marker(series: int, x: float, y: float, size: float = 4.0) -> str:
 
 
 def _round_up(value: float) -> float:
-    """The next of 1, 2, 2.5, 4, 5, 8 or 10 times a power of ten."""
+    """The next round number, times a power of ten, whose quarters are round too."""
     if value <= 0:
         return 1.0
     scale = 10.0 ** math.floor(math.log10(value))
-    return next(step * scale for step in (1, 2, 2.5, 4, 5, 8, 10) if step * scale >= value * (1 - 1e-9))
+    return next(step * scale for step in (1, 1.2, 1.6, 2, 2.4, 3.2, 4, 6, 8, 10) if step * scale >= value * (1 - 1e-9))
 
 
 def _text(x: float, y: float, text: str, *, anchor: str = "start", cls: str = "") -> str:

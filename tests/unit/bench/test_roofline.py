@@ -60,3 +60,13 @@ def test_shares_are_of_the_measured_ceiling(rig: Rig) -> None:
     flops = prefill_flops(bench.model_shape, 48, 0)
     assert flops is not None
     assert row.flops_share == pytest.approx(flops / 0.2 / 1e14)
+
+
+def test_more_than_the_memory_gives_is_marked_as_what_it_is(rig: Rig) -> None:
+    rig.add("a", dtype="bfloat16")
+    plan, cells = rig.plan(), rig.cells()
+    bench = rig.new(plan, cells)
+    bench.model_shape = describe(QWEN2_5_1_5B)
+    bench.ceiling = {"read_bytes_per_s": 1e9, "matmul_flops_per_s": {}}
+    row = only_row(rig.run(plan, cells, bench))
+    assert any("weights fit into a cache, or the ceiling" in mark for mark in row.marks)
