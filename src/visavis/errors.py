@@ -15,6 +15,7 @@ __all__ = [
     "VisavisError",
     "WorkerDiedError",
     "shorten",
+    "shorten_path",
 ]
 
 MAX_SHOWN = 64
@@ -26,6 +27,13 @@ def shorten(value: object, limit: int = MAX_SHOWN) -> str:
         return f"{value[:limit]!r}… ({len(value)} in all)"
     shown = repr(value)
     return shown if len(shown) <= limit else f"{shown[:limit]}…"
+
+
+def shorten_path(path: str, limit: int = MAX_SHOWN) -> str:
+    """As `shorten`, but of a long path the end is kept, where the file's name stands."""
+    if len(path) <= limit or max(map(len, path.split("/"))) > 255:  # no file name is that long: it is something else
+        return shorten(path, limit)
+    return f"{'…' + path[-limit:]!r}"
 
 
 class VisavisError(Exception):

@@ -10,6 +10,7 @@
 from __future__ import annotations
 
 import io
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -143,7 +144,10 @@ def guarded(name: str) -> Iterator[None]:
     except (MediaError, MemoryError):
         raise
     except Exception as error:  # hostile bytes make decoders raise struct, zlib, index, key and other errors
-        reason = shorten(str(error) or type(error).__name__, 100).strip("'\"")
+        # struct's own words count bytes of a buffer nobody has heard of; it means that the data ends early
+        ends_early = isinstance(error.__cause__ or error, struct.error)
+        text = "its data is cut off" if ends_early else str(error) or type(error).__name__
+        reason = shorten(text, 100).strip("'\"")
         raise MediaError(f"is a broken {name}: {reason}") from None
 
 

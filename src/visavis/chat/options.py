@@ -28,6 +28,8 @@ VIDEO_OPTIONS = IMAGE_OPTIONS | {
     "fps", "nframes", "min_frames", "max_frames", "video_start", "video_end", "total_pixels", "sample_fps",
 }  # fmt: skip
 
+_MOST = 10**15  # what follows computes in floats; larger whole numbers would not survive it
+
 
 def pixel_limits(part: Mapping[str, Any], where: str) -> PixelLimits:
     """`min_pixels`, `max_pixels`, `resized_height`, `resized_width` of a part. Raises MessageError."""
@@ -111,6 +113,8 @@ def positive_int(part: Mapping[str, Any], name: str, where: str) -> int | None:
             number = None
     if number is None or number < 1:
         raise MessageError(f"{where}.{name}: {shorten(value)} must be a whole number of 1 or more")
+    if number > _MOST:
+        raise MessageError(f"{where}.{name}: {shorten(value)} is larger than anything it could bound")
     return number
 
 

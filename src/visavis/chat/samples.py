@@ -73,7 +73,7 @@ def colour_key(image: PILImage.Image) -> Any:
 
 def array_to_rgb(array: npt.NDArray[Any], background: Background) -> Pixels:
     """See `visavis.chat.image.decode_array`."""
-    shape = " × ".join(map(str, array.shape))
+    shape = " × ".join(map(str, array.shape)) or "no dimensions"
     if array.ndim not in (2, 3) or (array.ndim == 3 and array.shape[2] not in (1, 3, 4)):
         hint = ""
         if array.ndim == 3 and array.shape[0] in (1, 3, 4):

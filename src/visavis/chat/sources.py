@@ -15,7 +15,7 @@ from urllib.parse import unquote
 from visavis.chat.encoded import decode_base64, decode_data_url, looks_like_base64, media_in_base64
 from visavis.chat.fetch import FetchPolicy
 from visavis.chat.sniff import HEAD_BYTES, Sniffed, sniff
-from visavis.errors import MediaError, MessageError, shorten
+from visavis.errors import MediaError, MessageError, shorten, shorten_path
 
 __all__ = ["Expected", "Source", "open_source"]
 
@@ -150,7 +150,7 @@ def _real_path(path: str | bytes, base_dir: str | None) -> str:
 
 def _from_path(path: str | bytes, policy: FetchPolicy, max_bytes: int, base_dir: str | None) -> Source:
     name = os.fsdecode(path)
-    shown = shorten(name)
+    shown = shorten_path(name)
     try:
         real = _real_path(path, base_dir)
         policy.check_path(real, shown)

@@ -24,6 +24,9 @@ from visavis.prompt import PatchRule, PreparedMedia, Prompt, Span
 
 __all__ = ["MediaPlan", "QwenVLFamily", "asked_size"]
 
+MAX_MEDIA_TOKENS = 10_000_000
+"""Of one prompt, beyond any model's context: asked for by a slip in min_pixels, they would fill the memory as ids."""
+
 
 @dataclass(frozen=True, slots=True)
 class MediaPlan:
@@ -172,6 +175,7 @@ class QwenVLFamily(FolderFamily):
     def _lay_out(self, conversation: Conversation, add_generation_prompt: bool) -> _Layout:
         rendered = self.template.render(conversation, add_generation_prompt=add_generation_prompt)
         plans = tuple(self.plan(item) for item in conversation.media)
+        _check_total(plans)
         images = iter([p for p in plans if p.kind == "image"])
         videos = iter([p for p in plans if p.kind == "video"])
         self._check_placeholders(rendered.pieces, plans)
@@ -252,6 +256,17 @@ class QwenVLFamily(FolderFamily):
         item = plan.item
         frames = len(item.frames) if isinstance(item, Video) else 1
         return MediaCount(plan.kind, item.where, item.source, item.size, plan.size, frames, plan.tokens)
+
+
+def _check_total(plans: Sequence[MediaPlan]) -> None:
+    """Raises MediaError, naming the largest item, before more ids are written than any context holds."""
+    total = sum(plan.tokens for plan in plans)
+    if total > MAX_MEDIA_TOKENS:
+        largest = max(plans, key=lambda plan: plan.tokens)
+        raise MediaError(
+            f"{largest.item.where or largest.kind}: would be resized to {largest.size[1]}×{largest.size[0]} = "
+            f"{largest.tokens:,} tokens, beyond any context; lower min_pixels, resized_height and resized_width"
+        )
 
 
 def _pixels(item: Image | Video) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from PIL import Image
 
-from visavis.errors import OptionError, shorten
+from visavis.errors import OptionError, shorten_path
 
 __all__ = ["check_image_path", "save_image"]
 
@@ -17,26 +17,42 @@ FORMATS = {".png": "PNG", ".jpg": "JPEG", ".jpeg": "JPEG", ".webp": "WEBP"}
 
 def check_image_path(path: str | Path) -> Path:
     """`path` as a Path, if a picture can be written there. Raises OptionError otherwise; writes nothing."""
-    target = Path(path).expanduser()
+    target, shown = Path(path).expanduser(), shorten_path(str(path))
+    try:
+        target.lstat()
+    except FileNotFoundError:
+        pass
+    except (OSError, ValueError) as error:  # a name too long, one with a NUL, a folder that is a file
+        reason = getattr(error, "strerror", None) or "is not a valid path"
+        raise OptionError(f"{shown}: cannot be written: {reason}") from None
     if target.suffix.lower() not in FORMATS:
-        raise OptionError(f"{shorten(str(path))}: the file must end in {', '.join(FORMATS)}")
+        raise OptionError(f"{shown}: the file must end in {', '.join(FORMATS)}")
+    target = Path(os.path.realpath(target))  # through a link to its end: renaming onto it would replace the link
     folder = target.parent
     if not folder.is_dir():
-        raise OptionError(f"{shorten(str(path))}: the folder {shorten(str(folder))} does not exist; make it first")
+        raise OptionError(f"{shown}: the folder {shorten_path(str(folder))} does not exist; make it first")
     if target.is_dir():
-        raise OptionError(f"{shorten(str(path))}: is a folder, a file name is needed")
+        raise OptionError(f"{shown}: is a folder, a file name is needed")
     if not os.access(folder, os.W_OK) or (target.exists() and not os.access(target, os.W_OK)):
-        raise OptionError(f"{shorten(str(path))}: may not be written here")
+        raise OptionError(f"{shown}: may not be written here")
     return target
 
 
 def save_image(image: Image.Image, path: str | Path) -> None:
-    """Writes beside the target and renames, so that no half file is ever seen."""
+    """Writes beside the target and renames, so that no half file is ever seen. Raises OptionError."""
     target = check_image_path(path)
-    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part")
+    try:
+        _write(image, target, FORMATS[Path(path).suffix.lower()])
+    except (OSError, ValueError) as error:  # a full disk; more pixels than the format can hold
+        reason = getattr(error, "strerror", None) or error
+        raise OptionError(f"{shorten_path(str(path))}: cannot be written: {reason}") from None
+
+
+def _write(image: Image.Image, target: Path, image_format: str) -> None:
+    handle, temporary = tempfile.mkstemp(dir=target.parent, prefix=".visavis-", suffix=".part")
     try:
         with os.fdopen(handle, "wb") as file:
-            image.save(file, format=FORMATS[target.suffix.lower()], quality=92)
+            image.save(file, format=image_format, quality=92)
         umask = os.umask(0)
         os.umask(umask)
         os.chmod(temporary, 0o666 & ~umask)  # mkstemp makes private files

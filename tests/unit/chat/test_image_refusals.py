@@ -45,6 +45,11 @@ def test_a_video_is_named_as_one() -> None:
         decode_bytes(video(frames=2))
 
 
+def test_a_png_of_a_signature_alone_is_said_to_be_cut_off() -> None:
+    with pytest.raises(MediaError, match="is a broken PNG: its data is cut off"):
+        decode_bytes(b"\x89PNG\r\n\x1a\n")
+
+
 @pytest.mark.parametrize("fmt", ["JPEG", "PNG", "GIF", "WEBP", "TIFF", "BMP"])
 @pytest.mark.parametrize("kept", [0.5, 0.9])
 def test_a_cut_off_file_is_refused(fmt: str, kept: float) -> None:

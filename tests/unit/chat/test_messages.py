@@ -425,6 +425,13 @@ def test_wrong_pixel_limits_are_named(key: str, value: Any) -> None:
         only_part([{"type": "image", "image": RED, key: value}])
 
 
+@pytest.mark.parametrize("key", ["min_pixels", "max_pixels"])
+def test_pixel_limits_beyond_what_floats_hold_are_refused(key: str) -> None:
+    with pytest.raises(MessageError, match=rf"content\[0\]\.{key}: 1000.* larger than anything") as caught:
+        only_part([{"type": "image", "image": RED, key: 10**400}])
+    assert len(str(caught.value)) < 200
+
+
 def test_one_side_alone_is_refused() -> None:
     with pytest.raises(MessageError, match=r"\.resized_width: given without resized_height"):
         only_part([{"type": "image", "image": RED, "resized_width": 28}])

@@ -285,3 +285,10 @@ def test_urls_are_off_in_strict_mode() -> None:
 def test_a_policy_that_cannot_be_meant(options: dict[str, Any], message: str) -> None:
     with pytest.raises(OptionError, match=message):
         FetchPolicy(**options)
+
+
+def test_of_a_long_path_the_files_name_is_shown(tmp_path: Path) -> None:
+    path = tmp_path / ("folder" * 20) / "screen.png"
+    with pytest.raises(MediaError, match=r"folder/screen\.png': no such file") as caught:
+        open_source(str(path), PERMISSIVE, expected="image")
+    assert len(str(caught.value)) < 100

@@ -149,6 +149,15 @@ def test_resized_height_and_width_are_taken_and_rounded_to_cells(family: Any) ->
     assert family("qwen2_vl").prepare(Conversation((user(image, "?"),))).media[0].size == (280, 168)
 
 
+def test_a_size_asked_for_by_a_slip_is_refused_before_its_tokens_are_written(family: Any) -> None:
+    # 10¹² pixels = √(10¹²/15) · (3, 5) → 1275.5 million cells of 28²: as a list of ids, 10 GB
+    image = replace(picture(300, 500), limits=PixelLimits(min_pixels=10**12), where="messages[0].content[0]")
+    conversation = Conversation((user(picture(56, 56), image, "?"),))
+    for do in (family("qwen2_vl").count, family("qwen2_vl").prepare):
+        with pytest.raises(MediaError, match=r"messages\[0\]\.content\[0\]: .* 1,275,\d{3},\d{3} tokens.*min_pixels"):
+            do(conversation)
+
+
 def test_total_pixels_bound_a_whole_video(family: Any) -> None:
     video = film(8, 560, 560, seed=1)
     free = family("qwen2_vl").count(Conversation((user(video, "?"),))).media[0]

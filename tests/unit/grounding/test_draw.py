@@ -94,3 +94,21 @@ def test_jpeg_is_written_without_leftovers(tmp_path: Path) -> None:
     draw(GREY, GroundingResult(), tmp_path / "out.JPG")
     assert [p.name for p in tmp_path.iterdir()] == ["out.JPG"]
     assert Image.open(tmp_path / "out.JPG").format == "JPEG"
+
+
+def test_a_link_is_followed_not_replaced(tmp_path: Path) -> None:
+    (tmp_path / "link.png").symlink_to(tmp_path / "real.dat")
+    draw(GREY, GroundingResult(), tmp_path / "link.png")
+    assert (tmp_path / "link.png").is_symlink()
+    assert Image.open(tmp_path / "real.dat").format == "PNG"
+
+
+def test_the_longest_name_a_file_may_have_is_enough(tmp_path: Path) -> None:
+    draw(GREY, GroundingResult(), tmp_path / ("n" * 251 + ".png"))
+    assert len(list(tmp_path.iterdir())) == 1
+
+
+def test_a_picture_too_large_for_its_format_is_refused_by_name(tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match=r"out\.webp.*cannot be written"):
+        draw(np.zeros((1, 16384, 3), np.uint8), GroundingResult(), tmp_path / "out.webp")
+    assert list(tmp_path.iterdir()) == []
