@@ -96,13 +96,7 @@ def run(args: Namespace) -> int:
     if completion.error is not None:
         raise RequestError(f"{args.backend} failed: {completion.error}")
     assert info is not None  # load() sets it
-    if image is not None:
-        from visavis.grounding import draw
-
-        found = completion.boxes(image[0])
-        draw(image[1].pixels, found, args.draw)
-        marks = f"{len(found)} place{'s' if len(found) > 1 else ''} drawn on {args.draw}"
-        output.say(marks if len(found) else f"no box in the answer; {args.draw} is unmarked")
+    undrawn = _draw(args, image, completion, output) if image is not None else None
     if output.json:
         phases = {
             "input_s": loading - started,  # reading, decoding and preparing it, tokenizer included
@@ -110,10 +104,27 @@ def run(args: Namespace) -> int:
             "answer_s": answered - loaded,
             "command_s": time.perf_counter() - started,
         }
-        output.document(answer_document(completion, info, prompt, family.tokenizer, phases, drawn=args.draw))
+        drawn = args.draw if undrawn is None else None
+        output.document(answer_document(completion, info, prompt, family.tokenizer, phases, drawn=drawn))
     else:
         _print_after(output, completion, loaded - loading, family.tokenizer)
+    if undrawn is not None:
+        raise undrawn
     return 0
+
+
+def _draw(args: Namespace, image: tuple[int, Image], completion: Completion, output: Output) -> OptionError | None:
+    """Paints the answer's places. What keeps the file from being written comes back: the answer is shown first."""
+    from visavis.grounding import draw
+
+    found = completion.boxes(image[0])
+    try:
+        draw(image[1].pixels, found, args.draw)
+    except OptionError as error:
+        return error
+    marks = f"{len(found)} place{'s' if len(found) > 1 else ''} drawn on {args.draw}"
+    output.say(marks if len(found) else f"no box in the answer; {args.draw} is unmarked")
+    return None
 
 
 def _image_to_draw_on(args: Namespace, conversation: Conversation, prompt: Prompt) -> tuple[int, Image] | None:

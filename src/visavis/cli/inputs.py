@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import re
-import sys
 from argparse import ArgumentParser, Namespace
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from visavis.cli.messages_file import RawCase, read_messages_file, samples_file
 from visavis.cli.options import pixel_limits
-from visavis.errors import InputError, MessageError, OptionError, shorten
+from visavis.errors import InputError, OptionError, shorten
 
 if TYPE_CHECKING:
     from visavis.chat.types import Conversation
@@ -36,17 +34,6 @@ _MESSAGES_SUFFIXES = {".json", ".jsonl"}
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 
 
-@dataclass(frozen=True, slots=True)
-class RawCase:
-    """One conversation as it was given."""
-
-    id: str
-    messages: Any
-    base_dir: str | None = None  # relative media paths start here
-    expected: dict[str, Any] | None = None
-    tools: Any = None
-
-
 def add_request_options(parser: ArgumentParser, *, question_flag: bool = False) -> None:
     """The question (`--ask` where `question_flag`), its media, or a messages file."""
     if question_flag:
@@ -69,13 +56,15 @@ def raw_cases(args: Namespace) -> list[RawCase]:
     """What the flags ask, or what the file holds. [] when neither was given. Raises OptionError, MessageError."""
     question = _question(args)
     if args.messages is not None:
-        given = [flag for flag in ("image", "video", "system", "fps", "nframes") if getattr(args, flag)]
+        given = [
+            flag for flag in ("image", "video", "system", "fps", "nframes") if getattr(args, flag) not in (None, [])
+        ]
         if question is not None or given:
             other = f"--{given[0]}" if given else "a question"
             raise OptionError(f"--messages and {other} exclude each other: put everything into the messages file")
         return read_messages_file(args.messages)
     if question is None:
-        if args.image or args.video or args.system:
+        if args.image or args.video or args.system is not None:
             raise OptionError(f"the question is missing: {_usage(args)}")
         return []
     return [RawCase("question", media_messages(args, question))]
@@ -83,42 +72,15 @@ def raw_cases(args: Namespace) -> list[RawCase]:
 
 def media_messages(args: Namespace, question: str | None) -> list[dict[str, Any]]:
     """System prompt, images and videos in their order, then the question."""
-    if (args.fps or args.nframes) and not args.video:
+    if (args.fps is not None or args.nframes is not None) and not args.video:
         raise OptionError("--fps and --nframes are for videos; add --video FILE")
     content: list[dict[str, Any]] = [{"type": "image", "image": source} for source in args.image]
     content += [_video_part(source, args) for source in args.video]
     if question is not None:
         content.append({"type": "text", "text": question})
-    system = [{"role": "system", "content": args.system}] if args.system else []
+    # an empty system prompt is one: without it the template would put in its own
+    system = [] if args.system is None else [{"role": "system", "content": args.system}]
     return [*system, {"role": "user", "content": content}]
-
-
-def read_messages_file(path: str) -> list[RawCase]:
-    """Conversations of a JSON file: a list of messages, a list of conversations (lists, or objects with `messages`),
-    one object with `messages`, or a samples file; JSON Lines too. Raises MessageError naming file and place."""
-    if path == "-":
-        name, text, base_dir = "stdin", sys.stdin.read(), None
-    else:
-        file = Path(path).expanduser()
-        name, base_dir = file.name, str(file.parent.resolve())
-        try:
-            text = file.read_text("utf-8-sig")
-        except FileNotFoundError:
-            raise OptionError(f"--messages {shorten(path)}: no such file") from None
-        except (OSError, UnicodeDecodeError) as error:
-            raise OptionError(f"--messages {shorten(path)} cannot be read: {error}") from None
-    found = _cases(_parse(text, name, lines=path.endswith(".jsonl")), name, base_dir)
-    if not found:
-        raise MessageError(f"{name} holds no conversation")
-    ids = [case.id for case in found]
-    if twice := next((i for i in ids if ids.count(i) > 1), None):
-        raise MessageError(f"{name}: two samples have the id {shorten(twice)}")
-    return found
-
-
-def samples_file() -> str:
-    """The bundled samples."""
-    return str(Path(__file__).parents[1] / "assets" / "samples" / "samples.json")
 
 
 def conversation_of(family: Family, case: RawCase, args: Namespace, *, several: bool = False) -> Conversation:
@@ -221,57 +183,6 @@ def _video_part(source: str, args: Namespace) -> dict[str, Any]:
             except ValueError:
                 raise OptionError(f"--{name} {shorten(text)} is not a number") from None
     return part
-
-
-def _parse(text: str, name: str, *, lines: bool) -> Any:
-    try:
-        if lines:
-            return [json.loads(line) for line in text.splitlines() if line.strip()]
-        return json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise MessageError(f"{name} is not valid JSON: {error}") from None
-
-
-def _cases(content: Any, name: str, base_dir: str | None) -> list[RawCase]:
-    if isinstance(content, dict) and "samples" in content:
-        entries = content["samples"]
-        if not isinstance(entries, list):
-            raise MessageError(f"{name}: samples is {shorten(entries)}, a list is needed")
-        return [_case(entry, f"samples[{i}]", str(i + 1), name, base_dir) for i, entry in enumerate(entries)]
-    if isinstance(content, dict):
-        if "messages" not in content:
-            raise MessageError(f"{name}: the object has neither messages nor samples")
-        return [_case(content, name, "1", name, base_dir)]
-    if not isinstance(content, list):
-        raise MessageError(f"{name} holds {shorten(content)}; a list of messages or conversations is needed")
-    if content and all(isinstance(entry, dict) and "role" in entry for entry in content):
-        return [RawCase("1", content, base_dir)]
-    return [_case(entry, f"entry {i}", str(i + 1), name, base_dir) for i, entry in enumerate(content)]
-
-
-def _case(entry: Any, where: str, default_id: str, name: str, base_dir: str | None) -> RawCase:
-    if isinstance(entry, list):
-        return RawCase(default_id, entry, base_dir)
-    if not isinstance(entry, dict) or "messages" not in entry:
-        raise MessageError(
-            f"{name}: {where} is {shorten(entry)}; a list of messages or an object with messages is needed"
-        )
-    expected = _expected(entry.get("expected"), f"{name}: {where}")
-    return RawCase(str(entry.get("id", default_id)), entry["messages"], base_dir, expected, entry.get("tools"))
-
-
-def _expected(value: Any, where: str) -> dict[str, Any] | None:
-    if value is None:
-        return None
-    if not isinstance(value, dict):
-        raise MessageError(f"{where}: expected is {shorten(value)}, an object with text or box is needed")
-    text, box = value.get("text"), value.get("box")
-    if text is not None and not isinstance(text, str):
-        raise MessageError(f"{where}: expected.text is {shorten(text)}, text is needed")
-    numbers = isinstance(box, list) and len(box) == 4 and all(type(v) in (int, float) for v in box)
-    if box is not None and not numbers:
-        raise MessageError(f"{where}: expected.box is {shorten(box)}, [x1, y1, x2, y2] in pixels is needed")
-    return {"text": text, "box": None if box is None else tuple(float(v) for v in box)}
 
 
 def _of_case(error: InputError, case: RawCase, several: bool) -> InputError:

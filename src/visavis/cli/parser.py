@@ -12,6 +12,9 @@ from visavis.errors import OptionError, shorten
 
 __all__ = ["Formatter", "Parser", "positive"]
 
+_LONG_DASHES = ("\u2010", "\u2011", "\u2012", "\u2013", "\u2014", "\u2015", "\u2212")
+_DASHES = "-" + "".join(_LONG_DASHES)
+
 
 class Formatter(argparse.HelpFormatter):
     """Appends "(default: …)" where there is one to show; keeps the line breaks of descriptions."""
@@ -52,6 +55,7 @@ class Parser(argparse.ArgumentParser):
 
         Words that belong to no option come back in `args.words_left`, for the command to explain.
         """
+        _refuse_long_dashes(self, sys.argv[1:] if argv is None else argv)
         args, left = self.parse_known_args(argv)
         for word in left:
             if word.startswith("-") and len(word) > 1 and not _is_number(word):
@@ -75,8 +79,27 @@ def positive(text: str) -> int:
     return value
 
 
+def _refuse_long_dashes(parser: argparse.ArgumentParser, argv: Sequence[str]) -> None:
+    """Text copied from a web page has – or — where -- was typed; it would be taken for words of the question."""
+    for word in argv:
+        flag = "--" + word.split("=", 1)[0].lstrip(_DASHES)
+        if word.startswith(_LONG_DASHES) and flag in _all_flags(parser):
+            raise OptionError(f"{shorten(word)} begins with a long dash, not with hyphens; did you mean {flag}?")
+
+
+def _all_flags(parser: argparse.ArgumentParser) -> set[str]:
+    found: set[str] = set()
+    for action in parser._actions:
+        found.update(action.option_strings)
+        if isinstance(action, argparse._SubParsersAction):
+            for command in action.choices.values():
+                found |= _all_flags(command)
+    return found
+
+
 def _suggestion(given: str, known: Sequence[str], prog: str = "") -> str:
-    near = difflib.get_close_matches(given, known, n=1, cutoff=0.6)
+    begun = [name for name in known if len(given) > 3 and name.startswith(given)]  # --temp: abbreviations are no flags
+    near = begun or difflib.get_close_matches(given, known, n=1, cutoff=0.6)
     if near:
         return f"did you mean {near[0]}?"
     return f"see {prog} --help" if prog else f"known: {', '.join(known)}"

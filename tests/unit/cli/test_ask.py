@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -148,3 +150,32 @@ def test_control_characters_do_not_reach_a_terminal(cli: Cli, monkeypatch: pytes
 
     monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
     assert "\x1b" not in cli.ask("hi", answer="a\x1b[31mb").out
+
+
+def test_an_empty_system_prompt_is_not_the_templates_own(cli: Cli) -> None:
+    own, none, empty = (
+        cli.ask("hi", *more, "--json").json["prompt_tokens"] for more in ([], ["--system", "x"], ["--system", ""])
+    )
+    assert own > none == empty + 1  # "x" is one token; the bundled template's own system prompt is longer
+
+
+@pytest.mark.parametrize("name", ["nul\0.png", "a" * 300 + ".png"])
+def test_a_name_no_file_can_have_is_refused_before_the_answer(name: str, cli: Cli, screen: str, tmp_path: Path) -> None:
+    done = cli.ask("where?", "--image", screen, "--draw", str(tmp_path / name))
+    assert (done.code, done.out) == (2, "")
+    assert "cannot be written" in done.complaint
+
+
+def test_an_answer_is_not_lost_where_its_picture_cannot_be_written(
+    cli: Cli, screen: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object, **kwargs: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr("PIL.Image.Image.save", full)
+    done = cli.ask("where?", "--image", screen, "--draw", str(tmp_path / "out.png"), "--json")
+    assert done.code == 2
+    assert "No space left on device" in done.complaint
+    assert done.json["text"] == BOX
+    assert done.json["drawn"] is None
+    assert [p.name for p in tmp_path.iterdir()] == ["screen.png"]
