@@ -26,10 +26,11 @@ __all__ = ["Chosen", "SetupOpener", "add_setup_options", "asked_cases", "choose"
 
 BY_DEFAULT = ("native", "hf", "vllm", "sglang")
 """Backends that `compare` takes by itself where they can run; a server (openai) has to be named."""
-CACHES_OFF: dict[str, tuple[str, Any]] = {
-    "vllm": ("enable_prefix_caching", False),
-    "sglang": ("disable_radix_cache", True),
-    "native": ("enable_prefix_caching", False),
+CACHES_OFF: dict[str, dict[str, Any]] = {
+    # Only with both off does vLLM also stop using an image's embedding again.
+    "vllm": {"enable_prefix_caching": False, "mm_processor_cache_gb": 0},
+    "sglang": {"disable_radix_cache": True},
+    "native": {"enable_prefix_caching": False},
 }
 """Caches of earlier prompts: with them a prompt asked again would cost nothing and every figure would be too good."""
 
@@ -153,11 +154,11 @@ def make_setups(
     setups, notes, off = [], [], []
     for name, backend in chosen.who:
         setup = make_setup(name, backend, chosen.own.get(name, {}), common, generation_config=generation_config)
-        option, value = CACHES_OFF.get(backend, ("", None))
         known = own_options_of(backend)
-        if option and (known is None or option in known) and option not in setup.engine and option not in options.extra:
-            setup = replace(setup, engine={**setup.engine, option: value})
-            off.append(f"{backend} {option}={str(value).lower()}")
+        for option, value in CACHES_OFF.get(backend, {}).items():
+            if (known is None or option in known) and option not in setup.engine and option not in options.extra:
+                setup = replace(setup, engine={**setup.engine, option: value})
+                off.append(f"{backend} {option}={str(value).lower()}")
         setups.append(setup)
     if off:
         said = ", ".join(dict.fromkeys(off))

@@ -95,7 +95,7 @@ def test_folder_that_is_no_example(cli: Cli, tmp_path: Path) -> None:
 
 
 def test_caches_are_switched_off_and_it_is_said(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("visavis.cli.compare_setups.CACHES_OFF", {"fake": ("noise", False)})
+    monkeypatch.setattr("visavis.cli.compare_setups.CACHES_OFF", {"fake": {"noise": False}})
     done = cli("compare", *ASKED, "--backends", "fake", "--json")
     assert any("caches of earlier prompts are off" in n and "fake noise=false" in n for n in done.json["notes"])
     chosen = cli("compare", *ASKED, "--backends", "fake", "--set", "fake.noise=true", "--json")
