@@ -30,7 +30,8 @@ def seen_causes(
     found = _prompt_ids(first, second, prompt)
     if found:
         return found
-    if ids[0] != ids[1]:
+    nameless = any(text and not mine for mine, text in zip(ids, texts, strict=True))
+    if ids[0] != ids[1] and not nameless:
         shorter = 0 if len(ids[0]) < len(ids[1]) else 1
         is_prefix = ids[0][: len(ids[shorter])] == ids[1][: len(ids[shorter])]
         if is_prefix and finish[shorter] == "length":
@@ -51,7 +52,7 @@ def seen_causes(
             kind = {"near tie": "near tie", "real": "real disagreement"}.get(judgement.kind, "unknown")
             found.append(Cause(kind, "seen", judgement.why))  # type: ignore[arg-type]
     elif texts[0] != texts[1]:
-        found.append(_texts(first, second, texts, tokenizer))
+        found.append(_texts(first, second, texts, tokenizer, nameless))
     marks = [(v.name, v.result.marks) for v in (first, second)]
     if found and set(marks[0][1]) != set(marks[1][1]):
         said = "; ".join(f"{name}: {', '.join(mine)}" for name, mine in marks if mine)
@@ -81,7 +82,7 @@ def _length(
     )
 
 
-def _texts(first: View, second: View, texts: tuple[str, str], tokenizer: TextTokenizer) -> Cause:
+def _texts(first: View, second: View, texts: tuple[str, str], tokenizer: TextTokenizer, nameless: bool) -> Cause:
     """Equal ids (or none, from a server), another text."""
     spellings = [s for i in sorted(tokenizer.special_ids) if (s := tokenizer.id_to_token(i))]
     bare = list(texts)
@@ -90,8 +91,7 @@ def _texts(first: View, second: View, texts: tuple[str, str], tokenizer: TextTok
     if bare[0].split() == bare[1].split():
         shorter = first.name if len(texts[0]) < len(texts[1]) else second.name
         return Cause("special tokens", "seen", f"{of(shorter)} text leaves out special tokens; nothing else differs")
-    both = [v.answer(prompt) for v in (first, second) for prompt in v.cases]
-    if all(a is None or not a.token_ids for a in both):
+    if nameless:
         return Cause("unknown", "seen", "the texts differ, and without token ids a near tie cannot be told")
     return Cause("real disagreement", "seen", "the texts differ although all known token ids are the same")
 

@@ -34,6 +34,8 @@ def add_notes(result: Comparison) -> None:
             result.notes.append(
                 f"{b.backend}: {changed} of {b.batch.prompts} answers change when all are asked at once"
             )
+        if any(a.text and not a.token_ids for a in b.answers if a.error is None):
+            result.notes.append(f"{b.backend} gives no token ids: its texts are compared")
         wrong = [a for a in b.answers if a.error is None and a.prompt_tokens != _prompt_tokens(result, b, a.prompt)]
         if wrong:
             result.notes.append(

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["pair_up"]
 
+_Asked = tuple[View, Answer]
 SHOWN_BEFORE = 80  # characters of common text that a difference shows
 
 
@@ -35,7 +36,9 @@ def pair_up(first: View, second: View, prompts: Iterable[str], tokenizer: TextTo
         agreement.append(measured)
         same += measured.same_tokens
         same_text += measured.same_text
-        if measured.position is not None:
+        if not measured.same_text and (nameless := _without_ids((first, one), (second, two))):
+            differences.append(Difference(prompt, "text", f"the texts differ, and {nameless} gives no token ids"))
+        elif measured.position is not None:
             differences.append(_difference((first, one), (second, two), measured.position, tokenizer))
         elif not measured.same_text:
             differences.append(Difference(prompt, "text", "the texts differ, the token ids do not"))
@@ -63,13 +66,15 @@ def _agreement(one: Answer, two: Answer) -> Agreement:
     )
 
 
+def _without_ids(*asked: _Asked) -> str:
+    """The first that gives text and no ids, as some servers do; "" where there is none."""
+    return next((view.name for view, answer in asked if answer.text and not answer.token_ids), "")
+
+
 def _failure(result: BackendResult, answer: Answer | None) -> str | None:
     if answer is None:
         return f"{result.backend} gave no answer"
     return None if answer.error is None else f"{result.backend} failed: {answer.error}"
-
-
-_Asked = tuple[View, Answer]
 
 
 def _difference(first: _Asked, second: _Asked, position: int, tokenizer: TextTokenizer) -> Difference:

@@ -36,6 +36,7 @@ class Scripted(FakeModel):
         self.marks: tuple[str, ...] = ()
         self.rule: Rule | None = None  # instead of the script's answers
         self.counted: int | None = None  # prompt tokens it says it saw
+        self.gives_ids = True  # False: text alone, as some servers do
         self.loads: list[EngineOptions] = []
 
     def _load(self, options: EngineOptions, progress: Progress) -> Any:
@@ -50,6 +51,9 @@ class Scripted(FakeModel):
         for event in super()._run(requests):
             if event.finish_reason is not None and self.counted is not None:
                 event = replace(event, usage=(self.counted, None))
+            if not self.gives_ids:
+                yield replace(event, text=self._family().tokenizer.decode(event.token_ids), token_ids=(), logprobs=())
+                continue
             if not event.logprobs:
                 yield event
                 continue

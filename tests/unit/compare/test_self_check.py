@@ -275,3 +275,19 @@ def test_sampling_of_one_backend_alone_draws_are_told(bench: Bench) -> None:
     of_both(bench, always(*SAME))
     result = bench.run(own={"hf": {"temperature": 0.8, "seed": 1}}, sampling=SamplingParams(max_tokens=8))
     assert any("drawn at random" in note for note in result.notes)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("<|box_start|>(1,2)<|box_end|>", set()),
+        ("(1,2)", {("special tokens", "seen", ())}),
+        ("(1,3)", {("unknown", "seen", ())}),
+    ],
+)
+def test_server_that_gives_text_alone(bench: Bench, text: str, found: set[Any]) -> None:
+    bench.add("native", rule=always(*bench.ids("<|box_start|>(1,2)<|box_end|>")))
+    bench.add("openai", rule=always(*bench.ids(text))).gives_ids = False
+    result = bench.run()
+    assert causes(result) == found
+    assert "openai gives no token ids: its texts are compared" in result.notes
