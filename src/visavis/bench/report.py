@@ -57,6 +57,9 @@ def _file(name: str, bench: Bench) -> FileReport:
             f"other work was running (load average {load:.1f} on {cores} cores before the start): the times are not to "
             "be trusted"
         )
+    on_cpu = [e.engine for e in bench.engines if e.device == "cpu"]
+    if len(on_cpu) > 1 and "--threads" not in bench.command:
+        notes.append(f"threads: {' and '.join(on_cpu)} each chose their own number; --threads N makes them equal")
     notes += between_engines(bench, rows)
     notes += [f"{e.engine}: {e.error}" for e in bench.engines if e.error is not None]
     if "error" in bench.ceiling:

@@ -90,6 +90,16 @@ def test_engines_of_one_run_are_judged_alike(rig: Rig) -> None:
     assert "a and b: not comparable: dtype float32 against bfloat16" in notes
 
 
+def test_engines_that_chose_their_own_threads_are_said_to(rig: Rig) -> None:
+    rig.add("a")
+    rig.add("b")
+    bench = rig.run()
+    note = "threads: a and b each chose their own number; --threads N makes them equal"
+    assert note in file_of(bench).notes
+    bench.command = (*bench.command, "--threads", "2")
+    assert note not in file_of(bench).notes
+
+
 def test_another_machine_is_not_comparable(family: Family) -> None:
     old, new = bench_of(family), bench_of(family)
     new = replace(new, machine={**new.machine, "cpu": "another cpu"})
