@@ -228,7 +228,9 @@ inline void dot_rows(const Linear& l, int row, const float* x, int ldx, float (&
     if constexpr (ALL <= LANES) {
         store(total, sum_lanes<LANES, ALL>(&sum[0][0]));
     } else {
-        for (int i = 0; i < ALL; i += LANES) store(total + i, sum_lanes<LANES, LANES>(&sum[0][0] + i));
+        constexpr int REST = ALL % LANES, FULL = ALL - REST;  // 4 × 3 sums in lanes of 8 leave 4
+        for (int i = 0; i < FULL; i += LANES) store(total + i, sum_lanes<LANES, LANES>(&sum[0][0] + i));
+        if constexpr (REST) store(total + FULL, sum_lanes<LANES, REST>(&sum[0][0] + FULL));
     }
     for (int r = 0; r < R; r++) {
         float s = DT == INT8 ? l.scale[row + r] : 1.0f, b = l.bias ? l.bias[row + r] : 0.0f;
