@@ -160,7 +160,7 @@ def _from_path(path: str | bytes, policy: FetchPolicy, max_bytes: int, base_dir:
     except ValueError:
         raise MediaError(f"{shown}: is not a valid path") from None
     except OSError as error:
-        folder = (base_dir or os.getcwd()) if policy.allowed_folders is None else None
+        folder = _working_folder(base_dir) if policy.allowed_folders is None else None
         raise MediaError(f"{shown}: {_why_unreadable(error, name, folder)}") from None
     try:
         about = _check_opened(descriptor, real, policy, shown)
@@ -170,6 +170,13 @@ def _from_path(path: str | bytes, policy: FetchPolicy, max_bytes: int, base_dir:
         raise
     name = name if len(name) <= 200 else f"…{os.path.basename(name)[-200:]}"
     return _opened(os.fdopen(descriptor, "rb"), about.st_size, name)
+
+
+def _working_folder(base_dir: str | None) -> str | None:
+    try:
+        return base_dir or os.getcwd()
+    except FileNotFoundError:  # it was deleted
+        return None
 
 
 def _check_opened(descriptor: int, real: str, policy: FetchPolicy, shown: str) -> os.stat_result:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from visavis.cli.messages_file import RawCase, read_messages_file, samples_file
 from visavis.cli.options import pixel_limits
+from visavis.cli.parser import words
 from visavis.errors import InputError, OptionError, shorten
 
 if TYPE_CHECKING:
@@ -37,16 +38,20 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*")
 def add_request_options(parser: ArgumentParser, *, question_flag: bool = False) -> None:
     """The question (`--ask` where `question_flag`), its media, or a messages file."""
     if question_flag:
-        parser.add_argument("--ask", dest="question", metavar="QUESTION", help="one question to all engines")
+        parser.add_argument(
+            "--ask", dest="question", type=words, metavar="QUESTION", help="one question to all engines"
+        )
     else:
-        parser.add_argument("question", nargs="*", metavar="QUESTION", help="in quotes")
+        parser.add_argument("question", nargs="*", type=words, metavar="QUESTION", help="in quotes")
     parser.add_argument(
         "--image", action="append", default=[], metavar="FILE", help="file, URL or data URL; repeatable, order kept"
     )
     parser.add_argument("--video", action="append", default=[], metavar="FILE", help="file or URL; repeatable")
     parser.add_argument("--fps", metavar="X", help="frames a second to take of each video (default: the model's)")
     parser.add_argument("--nframes", metavar="N", help="frames to take of each video, instead of --fps")
-    parser.add_argument("--system", metavar="TEXT", help="system prompt (default: what the model's template says)")
+    parser.add_argument(
+        "--system", type=words, metavar="TEXT", help="system prompt (default: what the model's template says)"
+    )
     parser.add_argument(
         "--messages", metavar="FILE", help="JSON: messages, conversations or samples; - for stdin; paths relative to it"
     )
@@ -126,20 +131,20 @@ def question_of(conversation: Conversation) -> str:
 def _question(args: Namespace) -> str | None:
     """The question, or None; what is no question is asked back with the right usage."""
     if isinstance(args.question, str) or args.question is None:
-        words = [] if args.question is None else [args.question]
+        asked = [] if args.question is None else [args.question]
         if args.words_left:
             raise OptionError(f"{shorten(args.words_left[0])} belongs to no option: {_usage(args)}")
     else:
-        words = [*args.question, *args.words_left]
-    for word in words:
+        asked = [*args.question, *args.words_left]
+    for word in asked:
         _refuse_look_alikes(word, args)
-    if len(words) > 1:
-        raise OptionError(f"the question is {len(words)} words to the shell; put it in quotes: {_usage(args)}")
-    if not words:
+    if len(asked) > 1:
+        raise OptionError(f"the question is {len(asked)} words to the shell; put it in quotes: {_usage(args)}")
+    if not asked:
         return None
-    if not words[0].strip():
+    if not asked[0].strip():
         raise OptionError(f"the question is empty: {_usage(args)}")
-    return str(words[0])
+    return str(asked[0])
 
 
 def _refuse_look_alikes(word: str, args: Namespace) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import sys
 import threading
+import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Any
 
@@ -21,6 +23,7 @@ COMMANDS = ("ask", "compare", "bench", "count", "plan", "samples", "backends")
 """Each is a module of this package with `add_parser` and `run`."""
 
 BAD_INPUT, FAILED, INTERRUPTED, TERMINATED, BROKEN_PIPE = 2, 1, 130, 143, 141
+_UNWRITABLE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 
 DESCRIPTION = """\
 One chat, any engine, face to face: vision-language models through interchangeable engines, compared fairly.
@@ -49,6 +52,8 @@ def build_parser() -> Parser:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command. Returns 0; 1 when an engine failed (or answers differ and --fail-on-difference was given);
     2 for bad input; 130 after Ctrl-C."""
+    _open_missing_streams()
+    warnings.filterwarnings("ignore", module=r"PIL\.")  # broken EXIF and the like: the picture is read all the same
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a terminal without Unicode must not end an answer
@@ -62,9 +67,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return INTERRUPTED
     except BrokenPipeError:
-        # Whoever read our output has gone. What is still buffered must not raise again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_stdout()  # whoever read our output has gone
         return BROKEN_PIPE
+    except OSError as error:  # the last flush
+        if error.errno not in _UNWRITABLE:
+            raise
+        return _unwritable(error)
 
 
 def _guarded(argv: Sequence[str] | None) -> int:
@@ -80,6 +88,8 @@ def _guarded(argv: Sequence[str] | None) -> int:
     except BrokenPipeError:
         raise
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _UNWRITABLE and error.filename is None:
+            return _unwritable(error)
         if os.environ.get("VISAVIS_TRACEBACK"):
             raise
         return _fail(FAILED, f"internal error, {type(error).__name__}: {error}; VISAVIS_TRACEBACK=1 shows where")
@@ -96,8 +106,32 @@ def _run(argv: Sequence[str] | None) -> int:
 
 
 def _fail(code: int, error: object) -> int:
-    print(f"visavis: {' '.join(str(error).split())}", file=sys.stderr)
+    with suppress(OSError):  # a stderr that cannot be written: the code still tells
+        print(f"visavis: {' '.join(str(error).split())}", file=sys.stderr)
     return code
+
+
+def _unwritable(error: OSError) -> int:
+    _drop_stdout()
+    return _fail(FAILED, f"the output cannot be written: {error.strerror}")
+
+
+def _drop_stdout() -> None:
+    """What is still buffered must not raise again at exit."""
+    with suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _open_missing_streams() -> None:
+    """A stream closed by the caller (`>&-`) leads to nowhere: files opened later must not get its number, and what is
+    meant for stderr must not fall back to stdout."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        if getattr(sys, name) is None:
+            found = os.open(os.devnull, os.O_RDWR)  # the lowest free number: this one
+            if found != number:
+                os.dup2(found, number)
+                os.close(found)
+            setattr(sys, name, open(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
 @contextmanager

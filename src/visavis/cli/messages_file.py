@@ -38,11 +38,10 @@ class RawCase:
 def read_messages_file(path: str) -> list[RawCase]:
     """Conversations of a JSON file: a list of messages, a list of conversations (lists, or objects with `messages`),
     one object with `messages`, or a samples file; JSON Lines too. Raises MessageError naming file and place."""
-    name, base_dir = "stdin", None
-    if path != "-":
-        file = Path(path).expanduser()
-        name, base_dir = file.name or path, str(file.parent.resolve())
+    file = Path(path).expanduser()
+    name, base_dir = ("stdin", None) if path == "-" else (file.name or path, str(file.parent))
     try:
+        base_dir = None if base_dir is None else str(Path(base_dir).resolve())
         text = (_stdin() if path == "-" else file.read_bytes()).decode("utf-8-sig")
     except FileNotFoundError:
         raise OptionError(f"--messages {shorten_path(path)}: no such file") from None
@@ -69,8 +68,6 @@ def samples_file() -> str:
 
 def _stdin() -> bytes:
     """All of it; bytes, because its encoding is the file's, not the terminal's."""
-    if sys.stdin is None:
-        raise OSError("there is no stdin")
     binary = getattr(sys.stdin, "buffer", None)
     return sys.stdin.read().encode("utf-8") if binary is None else binary.read()
 

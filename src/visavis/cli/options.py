@@ -7,6 +7,7 @@ from argparse import ArgumentParser, Namespace
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
+from visavis.cli.parser import words
 from visavis.errors import OptionError, shorten
 
 if TYPE_CHECKING:
@@ -86,11 +87,13 @@ def add_sampling_options(parser: ArgumentParser, *, single: bool) -> None:
     group = parser.add_argument_group("sampling", "Greedy unless asked otherwise; engines' own defaults never count.")
     for flag, name, metavar, text in _SAMPLING:
         group.add_argument(flag, dest=name, metavar=metavar, help=text)
-    group.add_argument("--stop", action="append", metavar="TEXT", help="end before this text; repeatable")
+    group.add_argument("--stop", action="append", type=words, metavar="TEXT", help="end before this text; repeatable")
     group.add_argument("--stop-token-id", action="append", metavar="ID", help="end at this token; repeatable")
     group.add_argument("--ignore-eos", action="store_true", help="go on after the model's end token")
     group.add_argument("--logit-bias", action="append", metavar="ID:X", help="add X to a token's logit; repeatable")
-    group.add_argument("--bad-word", action="append", metavar="TEXT", help="never generate this text; repeatable")
+    group.add_argument(
+        "--bad-word", action="append", type=words, metavar="TEXT", help="never generate this text; repeatable"
+    )
     group.add_argument(
         "--special-tokens",
         choices=("structural", "all", "none"),

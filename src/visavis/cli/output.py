@@ -10,7 +10,7 @@ from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
-from visavis.errors import OptionError, shorten
+from visavis.errors import OptionError, shorten_path
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace
@@ -34,8 +34,16 @@ def check_writable(path: str | None) -> None:
     if path is None:
         return
     file = Path(path)
-    if file.is_dir() or not file.parent.is_dir() or not os.access(file if file.exists() else file.parent, os.W_OK):
-        raise OptionError(f"{shorten(path)} cannot be written: name a file in a folder that exists and is yours")
+    try:
+        file.lstat()
+        possible = True
+    except FileNotFoundError:
+        possible = bool(file.name)
+    except (OSError, ValueError):  # a name too long, or with a NUL
+        possible = False
+    place = file if possible and file.exists() else file.parent
+    if not possible or file.is_dir() or not file.parent.is_dir() or not os.access(place, os.W_OK):
+        raise OptionError(f"{shorten_path(path)} cannot be written: name a file in a folder that exists and is yours")
 
 
 class Output:
@@ -49,7 +57,12 @@ class Output:
     def say(self, text: str) -> None:
         """A line for people, on stderr."""
         if not self.quiet:
-            print(text, file=sys.stderr, flush=True)
+            try:
+                print(text, file=sys.stderr, flush=True)
+            except BrokenPipeError:
+                raise
+            except OSError:  # a stderr that cannot be written must not cost the answer
+                pass
 
     def piece(self, text: str) -> None:
         """A piece of an answer, on stdout at once."""
@@ -60,14 +73,19 @@ class Output:
 
     def document(self, value: Any) -> None:
         """The JSON document, on stdout."""
-        self._stdout.write(json.dumps(value, ensure_ascii=False, indent=2, allow_nan=False) + "\n")
+        ascii_only = "utf" not in (self._stdout.encoding or "utf-8").lower()  # escapes of JSON, not of Python
+        self._stdout.write(json.dumps(value, ensure_ascii=ascii_only, indent=2, allow_nan=False) + "\n")
         self._stdout.flush()
 
     def console(self) -> Console:
         """For tables: stdout, or stderr beside --json. Colours only on a terminal and without NO_COLOR."""
         from rich.console import Console
 
-        return Console(file=sys.stderr if self.json else self._stdout, soft_wrap=True, emoji=False)
+        class OurConsole(Console):
+            def on_broken_pipe(self) -> None:
+                raise BrokenPipeError  # as anywhere else; rich would end the process with 1
+
+        return OurConsole(file=sys.stderr if self.json else self._stdout, soft_wrap=True, emoji=False)
 
     def progress_console(self) -> Console | None:
         """stderr, where something that moves may be shown; None where it may not."""

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import os
 import sys
 from collections.abc import Sequence
 from typing import Any, NoReturn
 
 from visavis.errors import OptionError, shorten
 
-__all__ = ["Formatter", "Parser", "positive"]
+__all__ = ["Formatter", "Parser", "positive", "words"]
 
 _LONG_DASHES = ("\u2010", "\u2011", "\u2012", "\u2013", "\u2014", "\u2015", "\u2212")
 _DASHES = "-" + "".join(_LONG_DASHES)
@@ -66,6 +67,18 @@ class Parser(argparse.ArgumentParser):
         args.words_left = left
         args.argv = list(sys.argv[1:] if argv is None else argv)  # for results that say what repeats them
         return args
+
+
+def words(text: str) -> str:
+    """An argparse type for text (not for paths): what the shell gave as UTF-8 is read so in every locale."""
+    try:
+        text.encode()
+        return text
+    except UnicodeEncodeError:  # Python could not decode it in this locale and kept its bytes
+        try:
+            return os.fsencode(text).decode("utf-8")
+        except UnicodeError:
+            return text
 
 
 def positive(text: str) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 
 from PIL import Image
@@ -19,15 +20,15 @@ def check_image_path(path: str | Path) -> Path:
     """`path` as a Path, if a picture can be written there. Raises OptionError otherwise; writes nothing."""
     target, shown = Path(path).expanduser(), shorten_path(str(path))
     try:
-        target.lstat()
-    except FileNotFoundError:
-        pass
-    except (OSError, ValueError) as error:  # a name too long, one with a NUL, a folder that is a file
+        end = Path(os.path.realpath(target))  # through a link to its end: renaming onto it would replace the link
+        with suppress(FileNotFoundError):
+            end.lstat()  # raises for a name no file can have
+    except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or "is not a valid path"
         raise OptionError(f"{shown}: cannot be written: {reason}") from None
     if target.suffix.lower() not in FORMATS:
         raise OptionError(f"{shown}: the file must end in {', '.join(FORMATS)}")
-    target = Path(os.path.realpath(target))  # through a link to its end: renaming onto it would replace the link
+    target = end
     folder = target.parent
     if not folder.is_dir():
         raise OptionError(f"{shown}: the folder {shorten_path(str(folder))} does not exist; make it first")
