@@ -120,7 +120,11 @@ class EngineSettings:
 
 
 def _check_positive(name: str, value: int | None) -> None:
-    if value is not None and value < 1:
+    if value is None:
+        return
+    if not isinstance(value, int) or isinstance(value, bool):  # engine-specific options come as they were written
+        raise OptionError(f"{name} {shorten(value)} is not valid: a whole number is needed")
+    if value < 1:
         raise OptionError(f"{name} {value} is out of range: 1 or more")
 
 

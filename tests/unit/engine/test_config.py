@@ -164,3 +164,10 @@ def test_settings_out_of_range_or_at_odds_are_refused(options: dict[str, Any], n
 def test_seats_follow_a_small_token_budget_when_only_that_is_given() -> None:
     settings = EngineConfig(device="cpu", max_num_batched_tokens=7).resolve(MODEL)
     assert settings.max_num_seqs == 7
+
+
+@pytest.mark.parametrize("value", ["many", 16.5, True, {"a": 1}])
+@pytest.mark.parametrize("name", ["block_size", "num_blocks", "max_num_seqs"])
+def test_a_size_that_is_no_whole_number_is_an_error_of_one_line(name: str, value: Any) -> None:
+    with pytest.raises(OptionError, match=f"^{name} .* whole number"):
+        EngineConfig(**{name: value}, device="cpu").resolve(ModelConfig.from_dict(QWEN2))
