@@ -96,7 +96,7 @@ class Lab:
         if logprobs_to is not None:
             least = min(sampling.min_tokens or 0, logprobs_to + 1)
             sampling = replace(sampling, logprobs=TOP_K, max_tokens=logprobs_to + 1, min_tokens=least)
-        key = (variant.case.id, id(variant.case.prompt), sampling, tuple(sorted(variant.engine.items(), key=str)))
+        key = (variant.case.id, id(variant.case.prompt), sampling, repr(sorted(variant.engine.items())))
         if key not in self._answers:
             try:
                 model = self.model(variant.engine)

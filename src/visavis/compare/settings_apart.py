@@ -119,7 +119,7 @@ def _hashes(prompt: Prompt) -> str:
 
 def shown(value: Any) -> str:
     """A setting's value for people."""
-    if value is None or value == ():
+    if value is None or value == () or value == []:
         return "none"
     if isinstance(value, list | tuple):
         return ", ".join(str(v) for v in value)

@@ -41,6 +41,9 @@ class Scripted(FakeModel):
 
     def _load(self, options: EngineOptions, progress: Progress) -> Any:
         self.loads.append(options)
+        if len(self.loads) == 1:
+            self.scripted = self.script
+        self.script = self.scripted  # what an earlier load was told in `extra` is forgotten
         dtype = self.dtype if options.dtype == "auto" else options.dtype
         return replace(super()._load(options, progress), dtype=dtype, marks=self.marks)
 
@@ -111,10 +114,10 @@ class Bench:
         return model.load(None, options_of(EngineOptions(warmup=False), engine), progress)
 
     def run(self, **plan: Any) -> Comparison:
-        """`own`: {backend: {setting: value}}."""
+        """`own`: {backend: {setting: value}}; `backend`: what all of them are."""
         sampling = plan.setdefault("sampling", SamplingParams(max_tokens=32))
-        own = plan.pop("own", {})
-        setups = tuple(make_setup(name, name, own.get(name, {}), sampling) for name in self.engines)
+        own, backend = plan.pop("own", {}), plan.pop("backend", None)
+        setups = tuple(make_setup(name, backend or name, own.get(name, {}), sampling) for name in self.engines)
         return compare(
             Plan(model="tiny-screen", setups=setups, **plan),
             self.cases,

@@ -291,3 +291,11 @@ def test_server_that_gives_text_alone(bench: Bench, text: str, found: set[Any]) 
     result = bench.run()
     assert causes(result) == found
     assert "openai gives no token ids: its texts are compared" in result.notes
+
+
+def test_engine_options_that_hold_mappings_can_be_made_equal(bench: Bench) -> None:
+    rule: Any = lambda request, engine: OTHER if engine.script.phases else SAME  # noqa: E731
+    bench.add("fake", rule=rule)
+    bench.add("theirs", rule=rule)
+    result = bench.run(own={"theirs": {"phases": {"load": 1.0}}}, backend="fake")
+    assert causes(result) == {("engine option", "alone", ("phases",))}
