@@ -52,8 +52,9 @@ class ModelFolder:
             raise ModelError(f"{self.name}: {file} in {self.path} cannot be read: {error}") from None
         try:
             content = json.loads(text)
-        except json.JSONDecodeError as error:
-            raise ModelError(f"{self.name}: {file} in {self.path} is not valid JSON: {error}") from None
+        except (ValueError, RecursionError) as error:  # numbers of thousands of digits and deep nesting are no better
+            reason = str(error).split(";")[0]
+            raise ModelError(f"{self.name}: {file} in {self.path} is not valid JSON: {reason}") from None
         if not isinstance(content, dict):
             raise ModelError(f"{self.name}: {file} in {self.path} holds {shorten(content)}, not an object")
         return content
@@ -115,7 +116,12 @@ class ModelFolder:
 
     @property
     def architectures(self) -> tuple[str, ...]:
-        return tuple(self.config.get("architectures") or ())
+        value = self.config.get("architectures") or ()
+        if not isinstance(value, list | tuple) or not all(isinstance(name, str) for name in value):
+            raise ModelError(
+                f"{self.name}: config.json in {self.path}: architectures {shorten(value)} is no list of names"
+            )
+        return tuple(value)
 
     @cached_property
     def text_config(self) -> dict[str, Any]:
@@ -164,12 +170,15 @@ class ModelFolder:
     @cached_property
     def eos_token_ids(self) -> tuple[int, ...]:
         """Ids that end an answer: generation_config.json, else config.json, else the tokenizer's eos; () if none."""
-        for part in (self.generation_config, self.text_config):
+        for file, part in (("generation_config.json", self.generation_config), ("config.json", self.text_config)):
             value = part.get("eos_token_id")
-            if isinstance(value, int):
-                return (value,)
-            if isinstance(value, list) and value:
-                return tuple(int(v) for v in value)
+            ids = value if isinstance(value, list) else [] if value is None else [value]
+            if not all(type(v) is int and v >= 0 for v in ids):
+                raise ModelError(
+                    f"{self.name}: {file} in {self.path}: eos_token_id {shorten(value)} is no token id or list of them"
+                )
+            if ids:
+                return tuple(ids)
         return ()
 
     # ---- chat template ---------------------------------------------------------------------------------------------

@@ -47,11 +47,15 @@ def resolve_model(model: str | Path | None = None, *, weights: bool = False, cod
     if not name.strip():
         raise ModelError("the model's name is empty; give a folder, a hub id (owner/name), or nothing for tiny-screen")
     path = Path(name).expanduser()
-    if path.is_dir():
+    try:
+        is_folder, exists = path.is_dir(), path.exists()
+    except OSError as error:  # a name too long for a file, a folder that may not be entered
+        raise ModelError(f"the model's folder {shorten(name)} cannot be read: {error.strerror}") from None
+    if is_folder:
         if not (path / "config.json").is_file():
             raise ModelError(f"{name}: config.json is missing in {path}: not a Hugging Face model folder")
         return ModelFolder(path, name)
-    if path.exists():
+    if exists:
         raise ModelError(f"{name} is a file; give the model's folder{_gguf_hint(path)}")
     repo_id, _, revision = name.partition("@")
     if not _HUB_ID.fullmatch(repo_id) or name.startswith(("./", "../", "~")):

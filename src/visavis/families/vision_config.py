@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -78,9 +79,22 @@ def _rule(folder: ModelFolder, config: Mapping[str, Any], patch_size: int) -> Pa
         merge_size=_number(folder, config, "merge_size", 2),
         temporal_patch_size=_number(folder, config, "temporal_patch_size", 2),
         mean=_triple(folder, config.get("image_mean", _CLIP_MEAN)) if normalise else (0.0, 0.0, 0.0),
-        std=_triple(folder, config.get("image_std", _CLIP_STD)) if normalise else (1.0, 1.0, 1.0),
-        rescale=float(config.get("rescale_factor", 1 / 255)) if config.get("do_rescale", True) else 1.0,
+        std=_divisors(folder, config.get("image_std", _CLIP_STD)) if normalise else (1.0, 1.0, 1.0),
+        rescale=_factor(folder, config.get("rescale_factor", 1 / 255)) if config.get("do_rescale", True) else 1.0,
     )
+
+
+def _factor(folder: ModelFolder, value: Any) -> float:
+    if not isinstance(value, int | float) or not 0 < value < math.inf:
+        raise ModelError(f"{folder.name}: preprocessor_config.json: rescale_factor {shorten(value)} is no factor")
+    return float(value)
+
+
+def _divisors(folder: ModelFolder, values: Any) -> tuple[float, float, float]:
+    found = _triple(folder, values)
+    if 0 in found:
+        raise ModelError(f"{folder.name}: preprocessor_config.json: image_std {shorten(values)} would divide by zero")
+    return found
 
 
 def _bounds(folder: ModelFolder, config: Mapping[str, Any], default: PixelBounds) -> PixelBounds:
@@ -91,7 +105,7 @@ def _bounds(folder: ModelFolder, config: Mapping[str, Any], default: PixelBounds
     def pick(name: str, edge: str, fallback: int) -> int:
         for value in (config.get(name), size.get(edge), size.get(name), fallback):
             if value is not None:
-                return int(value)
+                return _number(folder, {name: value}, name, fallback)
         return fallback
 
     low = pick("min_pixels", "shortest_edge", default.min_pixels)
@@ -103,6 +117,8 @@ def _bounds(folder: ModelFolder, config: Mapping[str, Any], default: PixelBounds
 
 def _number(folder: ModelFolder, config: Mapping[str, Any], name: str, default: int) -> int:
     value = config.get(name, default)
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     if not isinstance(value, int) or value < 1:
         raise ModelError(f"{folder.name}: preprocessor_config.json: {name} {shorten(value)} is not a size")
     return value
@@ -111,6 +127,8 @@ def _number(folder: ModelFolder, config: Mapping[str, Any], name: str, default: 
 def _triple(folder: ModelFolder, values: Any) -> tuple[float, float, float]:
     try:
         first, second, third = (float(v) for v in values)
-    except (TypeError, ValueError):
+        if not all(map(math.isfinite, (first, second, third))):
+            raise ValueError
+    except (TypeError, ValueError, OverflowError):
         raise ModelError(f"{folder.name}: preprocessor_config.json: {shorten(values)} is not three numbers") from None
     return first, second, third

@@ -241,7 +241,11 @@ def test_pixel_bounds_are_read_in_every_layout(
         ({"do_resize": False}, "do_resize False is not supported"),
         ({"patch_size": 0}, "patch_size 0 is not a size"),
         ({"image_mean": [1]}, "not three numbers"),
+        ({"image_mean": [0.5, 0.5, float("nan")]}, "not three numbers"),
+        ({"image_std": [0.5, 0, 0.5]}, "divide by zero"),
+        ({"rescale_factor": "1/255"}, "rescale_factor '1/255' is no factor"),
         ({"min_pixels": 10, "max_pixels": 5}, "bounds pixels from 10 to 5"),
+        ({"min_pixels": "many"}, "min_pixels 'many' is not a size"),
     ],
 )
 def test_processor_settings_we_do_not_follow_are_refused(

@@ -69,6 +69,9 @@ def test_yarn_reaches_further_than_max_position_embeddings(tmp_path: Path) -> No
         ({}, r"some/model: config\.json is missing in "),
         ({"config_json": "{"}, r"config\.json .* is not valid JSON"),
         ({"config_json": "[1, 2]"}, r"config\.json .* not an object"),
+        ({"config_json": "[" * 100_000}, r"config\.json .* is not valid JSON: maximum recursion"),
+        ({"config_json": '{"model_type": ' + "9" * 5000 + "}"}, r"config\.json .* is not valid JSON: .*digits\)[^;]*$"),
+        ({"config_json": {"architectures": 5}}, "architectures 5 is no list of names"),
         ({"config_json": {"hidden_size": 1}}, r"config\.json .* has no model_type"),
     ],
 )
@@ -123,3 +126,10 @@ def test_eos_comes_from_the_generation_config_first(
     tmp_path: Path, generation: dict[str, Any], config: dict[str, Any], wanted: tuple[int, ...]
 ) -> None:
     assert write(tmp_path, generation_config_json=generation, config_json=config).eos_token_ids == wanted
+
+
+@pytest.mark.parametrize("value", ["x", ["x"], [[1]], -1, 1.5, True, {}])
+def test_an_eos_that_is_no_id_is_refused_by_its_file(value: Any, tmp_path: Path) -> None:
+    folder = write(tmp_path, generation_config_json={"eos_token_id": value}, config_json={"eos_token_id": 7})
+    with pytest.raises(ModelError, match=r"generation_config\.json .*eos_token_id .* is no token id"):
+        folder.eos_token_ids  # noqa: B018

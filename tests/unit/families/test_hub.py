@@ -186,3 +186,9 @@ def test_names_that_are_nothing_get_the_right_hint(
     (tmp_path / "weights.gguf").write_bytes(b"GGUF")
     with pytest.raises(ModelError, match=message):
         resolve_model(name)
+
+
+def test_a_name_too_long_for_a_folder_is_one_error() -> None:
+    with pytest.raises(ModelError, match="cannot be read: File name too long") as caught:
+        resolve_model("a" * 5000)
+    assert len(str(caught.value)) < 200
