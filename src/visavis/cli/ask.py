@@ -157,7 +157,8 @@ def _answer(model: ModelInterface, prompt: Prompt, sampling: Any, output: Output
     if completion is None:
         raise RequestError(f"{model.name} gave no answer")
     if not output.json:
-        if not completion.text.endswith("\n"):
+        nothing = completion.error is not None and not completion.text
+        if not nothing and not completion.text.endswith("\n"):
             output.piece("\n")
         for number, other in enumerate(completion.alternatives, start=2):
             output.piece(f"--- answer {number}\n{other.text}\n")

@@ -118,7 +118,7 @@ def test_engine_failure_is_exit_code_1(cli: Cli) -> None:
 
 def test_failed_request_is_exit_code_1(cli: Cli) -> None:
     done = cli("ask", "hi", "--backend", "fake", "--engine-option", 'fail={"0": "it broke"}')
-    assert done.code == 1
+    assert (done.code, done.out) == (1, "")
     assert "it broke" in done.complaint
 
 
