@@ -139,6 +139,9 @@ def _device(name: str) -> torch.device:
         raise OptionError(f"the native engine runs on cpu and cuda, not on {shorten(name)}; try --backend hf")
     if device.type == "cuda" and not torch.cuda.is_available():
         raise OptionError(f"device {name} was asked for and this machine has no usable CUDA device; use cpu")
+    count = torch.cuda.device_count() if device.type == "cuda" else 1
+    if device.index is not None and device.index >= count:
+        raise OptionError(f"device {name} was asked for and the last one of this machine is {device.type}:{count - 1}")
     return device
 
 

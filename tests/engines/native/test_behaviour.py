@@ -54,10 +54,11 @@ def test_an_aborted_request_leaves_the_others_and_no_block_behind(ref: Reference
         assert not engine.runner.encoder._outputs
 
 
-def test_a_request_with_broken_logits_fails_alone(ref: Reference) -> None:
+@pytest.mark.parametrize("kernels", ["torch", "auto"])
+def test_a_request_with_broken_logits_fails_alone(ref: Reference, kernels: str) -> None:
     prompts = prompts_of(ref)
     expected = greedy(make_engine(ref), prompts, 12)
-    engine = make_engine(ref, kernels="torch")
+    engine = make_engine(ref, kernels=kernels)
     poison = 250  # no random prompt holds ids from 200 on
     with torch.inference_mode():
         engine.runner.model.embedding[poison] = math.nan

@@ -171,3 +171,12 @@ def test_seats_follow_a_small_token_budget_when_only_that_is_given() -> None:
 def test_a_size_that_is_no_whole_number_is_an_error_of_one_line(name: str, value: Any) -> None:
     with pytest.raises(OptionError, match=f"^{name} .* whole number"):
         EngineConfig(**{name: value}, device="cpu").resolve(ModelConfig.from_dict(QWEN2))
+
+
+def test_a_device_number_beyond_the_last_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    for name, last in (("cuda:2", "cuda:1"), ("cpu:1", "cpu:0")):
+        with pytest.raises(OptionError, match=f"^device {name} .* {last}$"):
+            EngineConfig(device=name).resolve(MODEL)
+    assert EngineConfig(device="cuda:1").resolve(MODEL).device == torch.device("cuda:1")
