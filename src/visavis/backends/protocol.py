@@ -183,6 +183,9 @@ class Channel:
         self._socket.settimeout(_TICK_S)
         self._alive = alive
         self._sending = threading.Lock()
+        # An interruption (Ctrl-C) in the middle of a frame leaves the stream between two frames' borders: whatever is
+        # read or written after it would be taken for something else.
+        self._torn_in = self._torn_out = False
 
     def send(self, message: Any, timeout: float | None = None) -> None:
         """Raises ChannelClosedError."""
@@ -217,7 +220,10 @@ class Channel:
         lengths = b"".join(struct.pack("<Q", len(view)) for view in views)
         head = memoryview(_COUNT.pack(len(views)) + lengths)
         with self._sending:
+            if self._torn_out:
+                raise ChannelClosedError("the last message was interrupted half-way")
             waited = _Patience(timeout, self._alive)
+            self._torn_out = True
             for view in (head, *views):
                 while len(view):
                     try:
@@ -227,14 +233,32 @@ class Channel:
                         waited.tick()
                     except OSError as error:
                         raise ChannelClosedError(f"the connection broke: {error}") from None
+            self._torn_out = False
 
     def _receive_parts(self, timeout: float | None) -> list[bytearray]:
         waited = _Patience(timeout, self._alive)
+        if self._torn_in:
+            raise ChannelClosedError("the last message was interrupted half-way")
+        self._await_frame(waited)
+        self._torn_in = True
         (count,) = _COUNT.unpack(self._read(_COUNT.size, waited))
         if not 1 <= count <= _MAX_PARTS:
             raise ChannelClosedError("the other side does not speak this protocol")
         lengths = struct.unpack(f"<{count}Q", self._read(8 * count, waited))
-        return [self._read(length, waited) for length in lengths]
+        parts = [self._read(length, waited) for length in lengths]
+        self._torn_in = False
+        return parts
+
+    def _await_frame(self, waited: _Patience) -> None:
+        """Until there is something to read; takes nothing, so that an interruption here does no harm."""
+        while True:
+            try:
+                self._socket.recv(1, socket.MSG_PEEK)
+                return
+            except TimeoutError:
+                waited.tick()
+            except OSError as error:
+                raise ChannelClosedError(f"the connection broke: {error}") from None
 
     def _read(self, length: int, waited: _Patience) -> bytearray:
         data = bytearray(length)

@@ -109,3 +109,57 @@ def test_errors_of_ours_cross_as_they_are_and_others_as_text() -> None:
     other = portable_error(ZeroDivisionError("oh"), "hf failed to load")
     assert type(other) is BackendError
     assert str(other) == "hf failed to load: ZeroDivisionError: oh"
+
+
+class Interrupting:
+    """A socket that is interrupted once, at a chosen call of one of its methods."""
+
+    def __init__(self, real: socket.socket, method: str, at: int) -> None:
+        self._real, self._method, self._left = real, method, at
+
+    def __getattr__(self, name: str) -> object:
+        real = getattr(self._real, name)
+        if name != self._method:
+            return real
+
+        def call(*args: object) -> object:
+            self._left -= 1
+            result = real(*args)
+            if self._left == 0:
+                raise KeyboardInterrupt  # what was read or written is so
+            return result
+
+        return call
+
+
+def test_after_an_interruption_inside_a_frame_nothing_is_taken_for_something_else(
+    pair: tuple[Channel, Channel, socket.socket],
+) -> None:
+    one, two, _ = pair
+    two.send({"a": 1})
+    one._socket = Interrupting(one._socket, "recv_into", 2)  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        one.receive(timeout=5)
+    two.send({"b": 2})
+    with pytest.raises(ChannelClosedError, match="interrupted half-way"):
+        one.receive(timeout=5)
+
+
+def test_after_an_interruption_while_writing_nothing_more_is_written(
+    pair: tuple[Channel, Channel, socket.socket],
+) -> None:
+    one, _, _ = pair
+    one._socket = Interrupting(one._socket, "send", 1)  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        one.send({"a": 1})
+    with pytest.raises(ChannelClosedError, match="interrupted half-way"):
+        one.send({"b": 2})
+
+
+def test_an_interruption_while_waiting_does_no_harm(pair: tuple[Channel, Channel, socket.socket]) -> None:
+    one, two, _ = pair
+    two.send({"a": 1})
+    one._socket = Interrupting(one._socket, "recv", 1)  # type: ignore[assignment]
+    with pytest.raises(KeyboardInterrupt):
+        one.receive(timeout=5)
+    assert one.receive(timeout=5) == {"a": 1}
