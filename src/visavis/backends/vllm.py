@@ -123,6 +123,16 @@ class VLLMModel(ModelInterface):
         del engine
         gc.collect()
 
+    def _inputs(self, request: EngineRequest) -> dict[str, Any]:
+        """The prompt in vLLM's form. Where both of its caches were switched off, images go without our name for their
+        content: vLLM would use an image's embedding again by that name, whatever its caches are set to."""
+        inputs = request.prompt.for_vllm()
+        config = self._engine.vllm_config
+        media = config.model_config.multimodal_config
+        if media is not None and media.mm_processor_cache_gb == 0 and not config.cache_config.enable_prefix_caching:
+            inputs.pop("multi_modal_uuids", None)
+        return inputs
+
     # ---- requests ----------------------------------------------------------------------------------------------
 
     def _abort(self, index: int) -> None:
@@ -145,7 +155,7 @@ class VLLMModel(ModelInterface):
                     name = f"{self._batch}-{request.index}"
                     try:
                         params = SamplingParams(**arguments[request.index], output_kind=RequestOutputKind.DELTA)
-                        self._engine.add_request(name, request.prompt.for_vllm(), params)
+                        self._engine.add_request(name, self._inputs(request), params)
                     except Exception as error:  # its processors raise errors of many kinds
                         yield _failed(request.index, f"vllm refused the request: {_first_words(error)}")
                         continue

@@ -11,7 +11,7 @@ from visavis.compare.agreement import Judgement, Kind, first_difference
 from visavis.compare.causes import seen_causes
 from visavis.compare.judging import judge_at
 from visavis.compare.lab import Lab
-from visavis.compare.pair_result import Cause, Difference, PairResult, SettingDifference
+from visavis.compare.pair_result import Cause, Difference, How, PairResult, Part, SettingDifference
 from visavis.compare.settings_apart import View, settings_apart, shown
 from visavis.compare.setups import SAMPLING
 from visavis.compare.trials import Trials
@@ -192,9 +192,17 @@ class _Search:
         if trials.run(best).same_text:
             return False
         left = [name for name in self.names if name not in best]
-        found = smallest_sets(
-            left, lambda chosen: trials.run(best | chosen).proves and trials.run(best | chosen).same_text
-        )
+
+        def same_text(chosen: frozenset[str]) -> bool:
+            done = trials.run(best | chosen)
+            return done.proves and done.same_text
+
+        # The text follows from the tokens and the policy: where that alone suffices, no other need be tried.
+        policy = frozenset({"special_tokens"} & set(left))
+        if policy and same_text(policy):
+            found = [policy]
+        else:
+            found = smallest_sets(self._by_request(left), same_text) or smallest_sets(left, same_text)
         causes += [self._cause(chosen, "text") for chosen in found]
         return not found
 
@@ -220,7 +228,7 @@ class _Search:
             self.tokenizer,
         ) or [Cause("unknown", "seen", "with every setting equal the answers are the same, and no re-run tells which")]
 
-    def _cause(self, chosen: frozenset[str], part: str) -> Cause:
+    def _cause(self, chosen: frozenset[str], part: Part) -> Cause:
         ordered = tuple(name for name in self.names if name in chosen)
         apart = [self.apart[name] for name in ordered]
         said = "; ".join(_apart_words(self.first, self.second, s) for s in apart)
@@ -231,7 +239,8 @@ class _Search:
         }[part]
         how = "made equal," if len(ordered) == 1 else "made equal together, and not one by one,"
         kind = apart[0].kind
-        return Cause(kind, "alone" if len(ordered) == 1 else "jointly", f"{said}: {how} {effect}", ordered, part)  # type: ignore[arg-type]
+        known: How = "alone" if len(ordered) == 1 else "jointly"
+        return Cause(kind, known, f"{said}: {how} {effect}", ordered, part)
 
 
 def _apart_words(first: View, second: View, s: SettingDifference) -> str:

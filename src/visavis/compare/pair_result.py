@@ -8,7 +8,29 @@ from typing import Any, Literal
 
 from visavis.compare.agreement import Kind
 
-__all__ = ["Agreement", "Cause", "CauseKind", "Difference", "How", "PairResult", "Rerun", "SettingDifference", "Side"]
+__all__ = [
+    "Agreement",
+    "Cause",
+    "CauseKind",
+    "Difference",
+    "How",
+    "PairResult",
+    "Part",
+    "Rerun",
+    "SettingDifference",
+    "Side",
+]
+    "Agreement",
+    "Cause",
+    "CauseKind",
+    "Difference",
+    "How",
+    "PairResult",
+    "Part",
+    "Rerun",
+    "SettingDifference",
+    "Side",
+]
 
 CauseKind = Literal[
     "prompt ids",
@@ -23,6 +45,8 @@ CauseKind = Literal[
     "unknown",
     "failed",
 ]
+Part = Literal["all", "tokens", "text", "some"]
+"""Of a difference: what a cause explains. `some`: another answer, not yet the first's."""
 How = Literal["alone", "jointly", "seen", "not tested"]
 """`alone`, `jointly`: a re-run with the setting (the settings) made equal gave equal answers. `seen`: it shows in the
 answers themselves. `not tested`: the settings differ and no re-run was made."""
@@ -81,7 +105,7 @@ class Cause:
     how: How
     text: str  # the finding in words, evidence included
     settings: tuple[str, ...] = ()
-    part: Literal["all", "tokens", "text", "some"] = "all"
+    part: Part = "all"
 
 
 @dataclass(frozen=True, slots=True)

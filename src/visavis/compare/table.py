@@ -130,9 +130,8 @@ def _print_findings(console: Console, pair: PairResult) -> None:
 
     singles = [r for r in pair.reruns if r.prompt == pair.reruns[0].prompt]
     if singles:
-        console.print(
-            Text(f"{pair.second} asked again with {pair.first}'s settings ({singles[0].prompt}):", style="dim")
-        )
+        heading = f"{pair.second} asked again with {of(pair.first)} settings ({singles[0].prompt}):"
+        console.print(Text(heading, style="dim"))
     for rerun in singles:
         console.print(Text.assemble(("  ", ""), (" + ".join(rerun.equalised), "bold"), f": {effect(rerun)}"))
     for finding in pair.findings:

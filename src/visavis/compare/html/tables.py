@@ -7,6 +7,7 @@ from typing import Any
 
 from visavis.compare.result import Agreement, Answer, BackendResult, Comparison, PromptRecord
 from visavis.compare.settings_apart import shown
+from visavis.compare.setups import SPELLINGS
 
 __all__ = ["Cell", "PromptRow", "SettingRow", "answers_of", "environment_of", "settings_of"]
 
@@ -70,7 +71,8 @@ def settings_of(comparison: Comparison) -> list[SettingRow]:
     rows.append(SettingRow("pixels", tuple(_pixels(comparison, b) for b in ran)))
     rows.append(SettingRow("dtype", tuple(Cell(b.dtype, _origin(b, "dtype")) for b in ran)))
     rows.append(SettingRow("device", tuple(Cell(b.device, _origin(b, "device")) for b in ran)))
-    other = dict.fromkeys(name for b in ran for name in b.own if name not in {row.name for row in rows})
+    shown_already = {row.name for row in rows}
+    other = dict.fromkeys(name for b in ran for name in b.own if SPELLINGS.get(name, name) not in shown_already)
     rows += [SettingRow(name, tuple(_own(b, name) for b in ran)) for name in other]
     return sorted(rows, key=lambda row: (not row.differs, not row.said))
 
