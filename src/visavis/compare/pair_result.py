@@ -20,17 +20,6 @@ __all__ = [
     "SettingDifference",
     "Side",
 ]
-    "Agreement",
-    "Cause",
-    "CauseKind",
-    "Difference",
-    "How",
-    "PairResult",
-    "Part",
-    "Rerun",
-    "SettingDifference",
-    "Side",
-]
 
 CauseKind = Literal[
     "prompt ids",
