@@ -83,6 +83,27 @@ def test_a_request_with_broken_logits_fails_alone(ref: Reference, kernels: str) 
         assert answers["broken"] == []
 
 
+def test_a_batch_that_grows_over_and_shrinks_under_the_compiled_steps_limit_stays_right(ref: Reference) -> None:
+    """Decodes change from one path to the other and back; neither may use what it kept from before."""
+    prompts = prompts_of(ref) * 2
+    lengths = [30, 5, 24, 11, 8, 27, 3, 16]
+    alone = greedy(make_engine(ref, kernels="torch"), prompts, 30)
+    engine = make_engine(ref, max_num_batched_tokens=20, block_size=4)
+    if engine.runner.whole_step is None:
+        pytest.skip(f"no compiled step here: {engine.kernels}")
+    engine.runner.whole_step.max_batch = 3
+    for late in (False, True):  # the second time a newcomer takes each place that becomes free
+        answers: list[list[int]] = [[] for _ in prompts]
+        waiting = list(range(len(prompts)))
+        while waiting or engine.has_work:
+            while waiting and (not late or len(engine.scheduler.running) + len(engine.scheduler.waiting) < 4):
+                i = waiting.pop(0)
+                engine.add_request(str(i), prompts[i], ResolvedSampling(max_tokens=lengths[i]))
+            for output in engine.step():
+                answers[int(output.request_id)] += output.token_ids
+        assert answers == [answer[:length] for answer, length in zip(alone, lengths, strict=True)]
+
+
 def test_sampled_answers_do_not_depend_on_batch_chunks_or_preemption(ref: Reference) -> None:
     prompts = prompts_of(ref)
     kinds: list[dict[str, Any]] = [
