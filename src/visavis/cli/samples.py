@@ -34,13 +34,15 @@ def run(args: Namespace) -> int:
         raise OptionError(f"one folder is needed, {shorten(args.words_left[0])} is one too many")
     source = Path(samples_file()).parent
     files = sorted(p for p in source.iterdir() if p.suffix in (".png", ".json"))
+    if not args.folder.strip():
+        raise OptionError("the folder's name is empty; . is the folder you are in")
     target = Path(args.folder).expanduser()
-    if target.exists() and not target.is_dir():
-        raise OptionError(f"{shorten(args.folder)} is a file, a folder is needed")
-    differing = [f.name for f in files if (target / f.name).exists() and not _same(f, target / f.name)]
-    if differing and not args.force:
-        raise OptionError(f"{shorten(args.folder)} already has another {differing[0]}; --force overwrites it")
     try:
+        if target.exists() and not target.is_dir():
+            raise OptionError(f"{shorten(args.folder)} is a file, a folder is needed")
+        differing = [f.name for f in files if (target / f.name).exists() and not _same(f, target / f.name)]
+        if differing and not args.force:
+            raise OptionError(f"{shorten(args.folder)} already has another {differing[0]}; --force overwrites it")
         target.mkdir(parents=True, exist_ok=True)
         for file in files:
             _copy(file, target / file.name)

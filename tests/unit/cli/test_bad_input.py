@@ -52,6 +52,8 @@ from tests.unit.cli.conftest import Cli
         (["count"], "nothing to count"),
         (["samples"], "DIR"),
         (["samples", "a", "b"], "one too many"),
+        (["samples", ""], "name is empty"),
+        (["samples", "a" * 300], "File name too long"),
         (["backends", "install", "vllm", "please"], "not understood"),
     ],
 )
