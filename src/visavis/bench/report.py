@@ -9,12 +9,9 @@ from visavis.bench.changes import Against, against
 from visavis.bench.comparable import between_engines, between_files
 from visavis.bench.result import Bench
 from visavis.bench.rows import Row, make_rows
-from visavis.report.machine import one_line
+from visavis.report.machine import busy_words, one_line
 
 __all__ = ["FileReport", "Report", "make_report"]
-
-BUSY = 0.75
-"""Load average per core above which the machine is called busy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +48,8 @@ def _file(name: str, bench: Bench) -> FileReport:
     notes = list(bench.notes)
     if not bench.complete:
         notes.insert(0, f"interrupted: this is what was measured until then; visavis bench --resume {name} goes on")
-    load, cores = bench.machine.get("load_average"), bench.machine.get("cores")
-    if isinstance(load, int | float) and isinstance(cores, int) and load > BUSY * cores:
-        notes.append(
-            f"other work was running (load average {load:.1f} on {cores} cores before the start): the times are not to "
-            "be trusted"
-        )
+    if busy := busy_words(bench.machine):
+        notes.append(busy)
     on_cpu = [e.engine for e in bench.engines if e.device == "cpu"]
     if len(on_cpu) > 1 and "--threads" not in bench.command:
         notes.append(f"threads: {' and '.join(on_cpu)} each chose their own number; --threads N makes them equal")

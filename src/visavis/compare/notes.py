@@ -4,22 +4,16 @@ from __future__ import annotations
 
 from visavis.compare.result import BackendResult, Comparison
 from visavis.compare.settings_apart import draws
+from visavis.report.machine import busy_words
 
 __all__ = ["add_notes"]
-
-BUSY = 0.75
-"""Load average per core above which the machine is called busy."""
 
 
 def add_notes(result: Comparison) -> None:
     """What limits the comparison, in words."""
     ran = [b for b in result.backends if b.error is None]
-    load, cores = result.machine["load_average"], result.machine["cores"]
-    if load is not None and load > BUSY * cores:
-        result.notes.append(
-            f"other work was running (load average {load:.1f} on {cores} cores before the start): "
-            "the times are not to be trusted"
-        )
+    if busy := busy_words(result.machine):
+        result.notes.append(busy)
     dtypes = {b.dtype for b in ran}
     if len(dtypes) > 1:
         said = ", ".join(f"{b.backend} {b.dtype}" for b in ran)

@@ -5,14 +5,17 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from collections.abc import Mapping
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from visavis.backends.devices import cuda_gpus
 
-__all__ = ["cores", "describe", "one_line"]
+__all__ = ["busy_words", "cores", "describe", "one_line"]
 
+BUSY = 0.75
+"""Load average per core above which the machine is called busy."""
 PACKAGES = ("visavis", "torch", "transformers", "tokenizers", "numpy", "pillow", "vllm", "sglang")
 
 
@@ -40,6 +43,17 @@ def one_line(machine: dict[str, Any]) -> str:
     packages = machine["packages"]
     versions = [f"{name} {packages[name]}" for name in ("torch", "transformers") if name in packages]
     return " · ".join([", ".join([*parts, machine["system"].split()[0]]), f"Python {machine['python']}", *versions])
+
+
+def busy_words(machine: Mapping[str, Any]) -> str | None:
+    """What to say of a machine (`describe`) on which other work was running; None where it was at rest."""
+    load, count = machine.get("load_average"), machine.get("cores")
+    if not isinstance(load, int | float) or not isinstance(count, int) or load <= BUSY * count:
+        return None
+    return (
+        f"other work was running (load average {load:.1f} on {count} cores before the start): the times are not to be "
+        "trusted"
+    )
 
 
 def cores() -> int:
