@@ -312,22 +312,64 @@ inline void rope_head(float* x, const float* norm, float eps, const float* cos, 
     }
 }
 
-template <int KV>
-void attend(const Model& m, const Layer& layer, const float* q, int kv_head, const int32_t* table, int begin, int end,
-            float* scores, Partial& out) {
-    const int d = m.head_dim, group = m.heads / m.kv_heads;
-    auto place = [&](int pos) {
-        return table[pos / m.block_size] * m.block_stride + (pos % m.block_size) * m.token_stride + kv_head * m.head_stride;
-    };
-    for (int pos = begin; pos < end; pos++) {
-        int64_t at = place(pos);
+// Keys against the `group` query heads of one key head: scores of `n` positions whose keys begin at `at`. WIDTH is the
+// head size in vectors where the compiler knows it, else 0. A vector of positions is summed at once.
+template <int KV, int WIDTH>
+void score(const Model& m, const void* k_cache, const float* q, const int64_t* at, int n, float* scores) {
+    const int width = WIDTH ? WIDTH : m.head_dim / LANES, group = m.heads / m.kv_heads;
+    for (int i = 0; i < n; i += LANES) {
         for (int g = 0; g < group; g++) {
-            vfloat sum = {};
-            for (int i = 0; i < d; i += LANES) sum += load(q + g * d + i) * load_kv<KV>(layer.k_cache, at + i);
-            scores[g * CHUNK + pos - begin] = hsum(sum) * m.scale;
+            vfloat sums[LANES];
+            for (int j = 0; j < LANES; j++) {
+                int64_t place = at[std::min(i + j, n - 1)];
+                vfloat sum = {};
+                for (int v = 0; v < width; v++)
+                    sum += load(q + (g * width + v) * LANES) * load_kv<KV>(k_cache, place + v * LANES);
+                sums[j] = sum;
+            }
+            store(scores + g * CHUNK + i, sum_lanes<LANES, LANES>(sums) * m.scale);
         }
     }
-    int n = end - begin;
+}
+
+// Weighted sum of values for HEADS query heads at once, whose sums stay in registers.
+template <int KV, int WIDTH, int HEADS>
+void mix(const void* v_cache, const int64_t* at, int n, const float* weights, float* out) {
+    vfloat acc[HEADS][WIDTH] = {};
+    for (int i = 0; i < n; i++) {
+        for (int v = 0; v < WIDTH; v++) {
+            vfloat value = load_kv<KV>(v_cache, at[i] + v * LANES);
+            for (int h = 0; h < HEADS; h++) acc[h][v] += value * weights[h * CHUNK + i];
+        }
+    }
+    for (int h = 0; h < HEADS; h++)
+        for (int v = 0; v < WIDTH; v++) store(out + (h * WIDTH + v) * LANES, acc[h][v]);
+}
+
+template <int KV, int WIDTH>
+void mix_all(const Model& m, const void* v_cache, const int64_t* at, int n, const float* weights, float* out) {
+    const int d = m.head_dim, group = m.heads / m.kv_heads;
+    int g = 0;
+    if constexpr (WIDTH) {
+        for (; g + 2 <= group; g += 2) mix<KV, WIDTH, 2>(v_cache, at, n, weights + g * CHUNK, out + g * d);
+        for (; g < group; g++) mix<KV, WIDTH, 1>(v_cache, at, n, weights + g * CHUNK, out + g * d);
+    } else {
+        for (; g < group; g++)
+            for (int v = 0; v < d; v += LANES) mix<KV, 1, 1>(static_cast<const char*>(v_cache) + v * (KV == F32 ? 4 : 2), at, n, weights + g * CHUNK, out + g * d + v);
+    }
+}
+
+template <int KV, int WIDTH>
+void attend(const Model& m, const Layer& layer, const float* q, int kv_head, const int32_t* table, int begin, int end,
+            float* scores, Partial& out) {
+    const int group = m.heads / m.kv_heads, n = end - begin;
+    int64_t at[CHUNK];  // where each position's key (and value) begins
+    for (int pos = begin; pos < end;) {
+        int64_t block = table[pos / m.block_size] * m.block_stride + kv_head * m.head_stride;
+        for (int offset = pos % m.block_size; offset < m.block_size && pos < end; offset++, pos++)
+            at[pos - begin] = block + offset * m.token_stride;
+    }
+    score<KV, WIDTH>(m, layer.k_cache, q, at, n, scores);
     for (int g = 0; g < group; g++) {
         float* s = scores + g * CHUNK;
         float top = s[0];
@@ -342,18 +384,17 @@ void attend(const Model& m, const Layer& layer, const float* q, int kv_head, con
         }
         out.max[g] = top;
         out.sum[g] = hsum(total);
-        std::memset(out.acc + g * d, 0, sizeof(float) * d);
     }
-    for (int pos = begin; pos < end; pos++) {
-        int64_t at = place(pos);
-        for (int i = 0; i < d; i += LANES) {
-            vfloat v = load_kv<KV>(layer.v_cache, at + i);
-            for (int g = 0; g < group; g++) {
-                float* acc = out.acc + g * d + i;
-                store(acc, load(acc) + v * scores[g * CHUNK + pos - begin]);
-            }
-        }
-    }
+    mix_all<KV, WIDTH>(m, layer.v_cache, at, n, scores, out.acc);
+}
+
+// The usual head sizes get code of their own.
+template <int KV>
+void attend(const Model& m, const Layer& layer, const float* q, int kv_head, const int32_t* table, int begin, int end,
+            float* scores, Partial& out) {
+    if (m.head_dim == 64) attend<KV, 64 / LANES>(m, layer, q, kv_head, table, begin, end, scores, out);
+    else if (m.head_dim == 128) attend<KV, 128 / LANES>(m, layer, q, kv_head, table, begin, end, scores, out);
+    else attend<KV, 0>(m, layer, q, kv_head, table, begin, end, scores, out);
 }
 
 // ---- threads --------------------------------------------------------------------------------------------------------
