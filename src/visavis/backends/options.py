@@ -46,6 +46,7 @@ _DTYPES: dict[str, DType] = {
     "fp16": "float16",
     "half": "float16",
 }
+MAX_THREADS = 1024
 _FROM_ONE = (
     "threads",
     "max_model_len",
@@ -80,7 +81,10 @@ def _parse(name: str, value: Any) -> Any:
             raise ValueError("auto, float32, bfloat16 or float16 is needed")
         return _DTYPES[spelled]
     if name in _FROM_ONE:
-        return _whole(value, 1)
+        number = _whole(value, 1)
+        if name == "threads" and number > MAX_THREADS:  # OpenMP ends the process when it cannot start them
+            raise ValueError(f"{MAX_THREADS} or fewer is needed")
+        return number
     if name == "seed":
         return _whole(value, 0)
     if name == "gpu_memory_utilization":

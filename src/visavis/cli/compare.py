@@ -22,6 +22,7 @@ from visavis.cli.options import (
 )
 from visavis.cli.output import Output, add_output_options, check_writable
 from visavis.cli.parser import Parser, positive
+from visavis.errors import OptionError, shorten
 
 if TYPE_CHECKING:
     from visavis.backends.options import EngineOptions
@@ -90,6 +91,8 @@ def run(args: Namespace) -> int:
     raw = asked_cases(args)
     for path in (args.report, args.csv):
         check_writable(path)
+    if args.report is not None and args.report == args.csv:
+        raise OptionError(f"--report and --csv both name {shorten(args.csv)}; give them files of their own")
     chosen = choose(args)
     sampling, options = sampling_params(args), engine_options(args, chosen.backends, warmup=False)
     setups, decided = make_setups(chosen, sampling, options, generation_config=args.generation_config)

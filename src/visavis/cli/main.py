@@ -53,12 +53,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Runs one command. Returns 0; 1 when an engine failed (or answers differ and --fail-on-difference was given);
     2 for bad input; 130 after Ctrl-C."""
     _open_missing_streams()
-    warnings.filterwarnings("ignore", module=r"PIL\.")  # broken EXIF and the like: the picture is read all the same
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")  # a terminal without Unicode must not end an answer
     try:
-        with _terminations():
+        with _terminations(), _warnings_in_a_line():
             code = _guarded(argv)
             sys.stdout.flush()
             return code
@@ -132,6 +131,20 @@ def _open_missing_streams() -> None:
                 os.dup2(found, number)
                 os.close(found)
             setattr(sys, name, open(number, "r" if number == 0 else "w", encoding="utf-8", closefd=False))  # noqa: SIM115
+
+
+@contextmanager
+def _warnings_in_a_line() -> Iterator[None]:
+    """A warning is one line for people, without the place in the code where it was raised."""
+
+    def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+        if issubclass(category, UserWarning):
+            _fail(0, f"warning: {message}")
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        warnings.filterwarnings("ignore", module=r"PIL\.")  # broken EXIF and the like: the picture is read all the same
+        yield
 
 
 @contextmanager

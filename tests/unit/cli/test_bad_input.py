@@ -47,6 +47,7 @@ from tests.unit.cli.conftest import Cli
         (["compare", "--backends", "native,native"], "names native twice"),
         (["compare", "--backends", ","], "names none"),
         (["compare", "--backends", "natvie"], "did you mean native?"),
+        (["compare", "--report", "both.out", "--csv", "both.out"], "both name 'both.out'"),
         (["compare", "--rounds", "0"], "whole number from 1 on"),
         (["compare", "--ask", "photo.png"], "looks like a file"),
         (["count"], "nothing to count"),

@@ -7,9 +7,12 @@ import os
 import shlex
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
+
+from visavis.cli import main
 
 FULL = Path("/dev/full")
 C_LOCALE = {"LC_ALL": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
@@ -93,3 +96,15 @@ def test_in_a_folder_that_is_gone_the_missing_file_is_named(arguments: str, tmp_
     assert done.returncode == 2
     assert b"internal" not in done.stderr
     assert b"No such file" in done.stderr or b"no such file" in done.stderr
+
+
+def test_a_warning_is_one_line_without_a_place_in_the_code(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def warn(args: object) -> int:
+        warnings.warn("float16 may overflow", stacklevel=2)
+        return 0
+
+    monkeypatch.setattr("visavis.cli.backends.run", warn)
+    assert main(["backends"]) == 0
+    assert capsys.readouterr().err == "visavis: warning: float16 may overflow\n"
