@@ -52,7 +52,7 @@ def test_what_was_loaded_is_told(folder: Folder) -> None:
         info = model.info
         assert info is not None
         assert (info.backend, info.device, info.dtype, info.max_model_len) == ("native", "cpu", "float32", 512)
-        assert list(info.phases) == ["tokenizer", "import", "load", "warm-up"]
+        assert list(info.phases) == ["tokenizer", "import", "compile", "load", "warm-up"]
         assert (info.settings["max_num_seqs"], info.settings["block_size"]) == (3, 8)
         assert info.settings["kv_cache_bytes"] > 0
         assert model.capabilities().batching == "continuous"

@@ -166,7 +166,7 @@ def test_our_own_commands_are_understood_by_our_own_parser(name: str) -> None:
     if name == "native":
         from visavis.cli.options import engine_options
 
-        kept = engine_options(args, warmup=True)
+        kept = engine_options(args, (name,), warmup=True)
         assert kept.kv_cache_bytes == found.value("kv_cache_bytes")
         assert kept.max_num_batched_tokens == found.value("max_num_batched_tokens")
 

@@ -22,6 +22,7 @@ class Arena:
     def __init__(self) -> None:
         self._chunk: torch.Tensor | None = None
         self._used = 0
+        self.untouched_bytes = 0  # mapped and not handed out: address space, which costs no memory until written
 
     def empty(self, shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
         """An uninitialised CPU tensor, aligned to a cache line."""
@@ -32,8 +33,10 @@ class Arena:
         self._used = -(-self._used // ALIGNMENT) * ALIGNMENT
         if self._chunk is None or self._used + num_bytes > self._chunk.numel():
             self._chunk, self._used = _map(max(CHUNK_BYTES, num_bytes)), 0
+            self.untouched_bytes += self._chunk.untyped_storage().nbytes()
         place = self._chunk[self._used : self._used + num_bytes]
         self._used += num_bytes
+        self.untouched_bytes -= num_bytes
         return place.view(dtype).view(shape)
 
 
