@@ -44,6 +44,7 @@ class EngineFacts:
     default_seqs: int  # its own limit of running requests
     flags: Mapping[str, str]
     patches_per_pass: int | None = None  # bounds what the vision tower encodes at once; one item always goes through
+    vision_in_place: bool = False  # its tower writes over what it no longer needs
     model_types: frozenset[str] | None = None  # None: all that are planned here
     quantization: Mapping[str, str] = field(default_factory=dict)  # load-time format → its flags
     checkpoints: frozenset[str] = frozenset()  # methods of quantised checkpoints it runs
@@ -55,6 +56,7 @@ ENGINES: dict[str, EngineFacts] = {
     "native": EngineFacts(
         name="native",
         title="native",
+        vision_in_place=True,
         sized_by="bytes",
         graph_bytes=0,
         graph_why="",

@@ -222,9 +222,8 @@ def _activations(case: Case, facts: EngineFacts, tokens: int, rows: int, request
             images = max(1, min(images, facts.patches_per_pass // largest.patches))
         patches = images * largest.patches
     count = f"{images} image{'s' if images > 1 else ''} at once = {patches} patches"
-    block = f"max(17·{vision.hidden}, 3·{vision.hidden} + {2 if vision.positions else 3}·{vision.intermediate})"
-    why = f"{count} × (pixels + {block} + rotary) × {case.dtype}"
-    encoder = vision_activation_bytes(vision, patches, dtype=case.dtype)
+    encoder = vision_activation_bytes(vision, patches, dtype=case.dtype, in_place=facts.vision_in_place)
+    why = f"{count} × (pixels, rotary and the larger of a block's attention and MLP) × {case.dtype}"
     peaks.append(MemoryPart("vision encoder", encoder, why, "activations"))
     waiting = vision_output_bytes(vision, patches // vision.merge_size**2, dtype=case.dtype)
     return _Activations(images, tuple(peaks), waiting)

@@ -90,16 +90,23 @@ def logits_bytes(text: TextShape, rows: int, *, sort: bool = True) -> float:
     return float(rows * text.vocab * (SORT_BYTES if sort else 6))
 
 
-def vision_activation_bytes(v: VisionShape, patches: int, *, dtype: str) -> float:
+def vision_activation_bytes(v: VisionShape, patches: int, *, dtype: str, in_place: bool = False) -> float:
     """Peak of one vision block over `patches` patches encoded together, pixels included.
 
     A patch holds its pixels (channels · frames · side²) + 4·head_dim (cosine and sine in float32) + the larger of
     17·hidden (queries and keys while rotated in float32) and 3·hidden + 3·intermediate (2· for Qwen3-VL's plain GELU);
     Qwen3-VL adds 2·hidden of position embeddings and what its deepstack mergers put out. Attention itself is counted
     as flash or sdpa: eager attention adds patches² · heads elements on top.
+
+    `in_place` is the native engine's tower: queries and keys are rotated where they lie in float32 (7·hidden; 12· in
+    a narrower dtype, which is widened first), and quick GELU writes over its input (1·intermediate).
     """
     plain_gelu = v.positions > 0
-    block = max(17 * v.hidden, 3 * v.hidden + (2 if plain_gelu else 3) * v.intermediate)
+    rotated, inner = 17, 2 if plain_gelu else 3
+    if in_place:
+        rotated = 7 if dtype == "float32" else 12
+        inner = 3 if v.gated_mlp else 2 if plain_gelu else 1
+    block = max(rotated * v.hidden, 3 * v.hidden + inner * v.intermediate)
     extra = 2 * v.hidden + v.deepstack * v.out_hidden / v.merge_size**2 if plain_gelu else 0
     per_patch = v.patch_elements + 4 * v.hidden / v.heads + block + extra + 32
     return patches * per_patch * DTYPE_BYTES[dtype]
