@@ -133,6 +133,7 @@ def _all_at_once(
     good = [c for c in completions if c.error is None]
     seconds = max((c.timings.token_times[-1] for c in good if c.timings.token_times), default=seen_here)
     generated = sum(c.completion_tokens for c in good)
+    gaps = [c.timings.per_token_s for c in good if c.timings.per_token_s is not None]
     alone = result.first_round()
     same = sum(
         completion.error is None and alone[case.id].token_ids == completion.token_ids
@@ -145,6 +146,7 @@ def _all_at_once(
         tokens_per_s=generated / seconds if seconds > 0 else 0.0,
         same_as_alone=same,
         failed=len(completions) - len(good),
+        per_token_s=median(gaps) if gaps else None,
     )
 
 

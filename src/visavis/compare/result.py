@@ -102,6 +102,7 @@ class BatchResult:
     tokens_per_s: float
     same_as_alone: int  # answers with the same tokens as when asked alone
     failed: int = 0
+    per_token_s: float | None = None  # median over the answers of each one's median time between its tokens
 
 
 @dataclass(slots=True)

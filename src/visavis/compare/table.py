@@ -108,6 +108,7 @@ def _rows(comparison: Comparison, prompts: int) -> list[tuple[str, Callable[[Bac
         ("first token (median)", lambda b: duration(b.first_token_s)),
         ("per token (median)", lambda b: duration(b.per_token_s)),
         ("tokens/s, one at a time", lambda b: rate(b.tokens_per_s)),
+        (f"per token, {prompts} at once", lambda b: duration(b.batch.per_token_s if b.batch else None)),
         (at_once, lambda b: rate(b.batch.tokens_per_s if b.batch else None)),
         ("peak memory", lambda b: bytes_(b.peak_memory_bytes)),
         ("peak GPU memory", lambda b: bytes_(b.peak_device_memory_bytes)),
