@@ -30,9 +30,14 @@ def measure(
     *,
     rounds: int,
     batch: bool,
+    record: bool,
     say: Say,
-) -> None:
-    """Fills `result` with every answer and the figures made of them. Raises BackendError when the engine dies."""
+) -> dict[str, Completion]:
+    """Fills `result` with every answer and the figures made of them. Raises BackendError when the engine dies.
+
+    With `record`, returns the answers of untimed requests that came with log-probabilities, as far as those repeat the
+    timed ones; see `record_logprobs` for the others.
+    """
     result.warm_up_s = _warm_up(model, cases, sampling, say)
     for number in range(1, rounds + 1):
         for done, case in enumerate(cases):
@@ -40,21 +45,33 @@ def measure(
             say(model.name, what, done, len(cases))
             (completion,) = model.complete([case.prompt], sampling)
             result.answers.append(_answer(model, case, number, completion))
+    recorded: dict[str, Completion] = {}
     if batch and len(cases) > 1:
         say(model.name, f"all {len(cases)} at once", 0, 1)
+        record = record and model.capabilities().logprobs
+        for case, completion in zip(cases, _untimed_batch(model, cases, sampling, record), strict=True):
+            if record and completion.token_ids == result.first_round()[case.id].token_ids:
+                recorded[case.id] = completion
         result.batch = _all_at_once(model, cases, sampling, result)
     _summarise(result)
+    return recorded
 
 
 def record_logprobs(
-    model: ModelInterface, cases: Sequence[Case], sampling: SamplingParams, say: Say
+    model: ModelInterface,
+    cases: Sequence[Case],
+    sampling: SamplingParams,
+    recorded: dict[str, Completion],
+    say: Say,
 ) -> dict[str, Completion]:
-    """Every prompt once more, alone and untimed, with log-probabilities; {} where the engine gives none."""
+    """`recorded`, and every prompt missing there once more, alone and untimed, with log-probabilities; {} where the
+    engine gives none."""
     if not model.capabilities().logprobs:
         return {}
-    found = {}
-    for done, case in enumerate(cases):
-        say(model.name, "log-probabilities (untimed)", done, len(cases))
+    found = dict(recorded)
+    missing = [case for case in cases if case.id not in recorded]
+    for done, case in enumerate(missing):
+        say(model.name, "log-probabilities (untimed)", done, len(missing))
         (found[case.id],) = model.complete([case.prompt], replace(sampling, logprobs=TOP_K))
     return found
 
@@ -120,13 +137,24 @@ def _spelled(model: ModelInterface, completion: Completion) -> tuple[str, ...]:
     return () if family is None else tuple(family.tokenizer.decode([i]) for i in completion.token_ids)
 
 
+def _untimed_batch(
+    model: ModelInterface, cases: Sequence[Case], sampling: SamplingParams, record: bool
+) -> list[Completion]:
+    """The first batch of all prompts is not timed: it is the warm-up of its shapes. With `record` it runs to the end
+    and brings the log-probabilities, which so cost no pass of their own."""
+    prompts = [case.prompt for case in cases]
+    if record:
+        return model.complete(prompts, replace(sampling, logprobs=TOP_K))
+    tokens = min(sampling.max_tokens or 2, 2)
+    short = replace(sampling, max_tokens=tokens, min_tokens=min(sampling.min_tokens or 0, tokens))
+    return model.complete(prompts, short)
+
+
 def _all_at_once(
     model: ModelInterface, cases: Sequence[Case], sampling: SamplingParams, result: BackendResult
 ) -> BatchResult:
-    """Every prompt submitted together. The first such batch is not timed: it is the warm-up of its shapes."""
+    """Every prompt submitted together."""
     prompts = [case.prompt for case in cases]
-    tokens = min(sampling.max_tokens or 2, 2)
-    model.complete(prompts, replace(sampling, max_tokens=tokens, min_tokens=min(sampling.min_tokens or 0, tokens)))
     start = model.clock()
     completions = model.complete(prompts, sampling)
     seen_here = model.clock() - start

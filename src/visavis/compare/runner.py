@@ -120,10 +120,12 @@ def _run(
         mine.prompts = tuple(case.record() for case in own_cases)
     model = lab.model(setup.engine)
     _describe(model, mine, lab)
-    measure(model, own_cases, setup.sampling, mine, rounds=plan.rounds, batch=plan.batch, say=by_label)
+    early = measure(
+        model, own_cases, setup.sampling, mine, rounds=plan.rounds, batch=plan.batch, record=not last, say=by_label
+    )
     mine.answers = [_with_origins(answer, setup) for answer in mine.answers]
     _memory(model, mine)
-    recorded = {} if last else record_logprobs(model, own_cases, setup.sampling, by_label)
+    recorded = {} if last else record_logprobs(model, own_cases, setup.sampling, early, by_label)
     by_id = {case.id: case for case in own_cases}
     answers = mine.first_round()
 

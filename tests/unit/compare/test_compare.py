@@ -100,8 +100,10 @@ def test_log_probabilities_are_never_asked_for_in_timed_runs(bench: Bench) -> No
     first = bench.add("native", answers=[11, 12])
     second = bench.add("hf", answers=[11, 22])
     bench.run()
-    timed = [request for batch in first.batches[1:6] for request in batch]  # 3 alone, batch warm-up, batch
-    assert len(timed) == 3 + 3 + 3
+    alone, untimed, together = first.batches[1:4], first.batches[4], first.batches[5]
+    timed = [request for batch in [*alone, together] for request in batch]
+    assert len(timed) == 3 + 3
+    assert all(request.sampling.logprobs == 5 for request in untimed)  # the warm-up of the batch brings them
     assert all(request.sampling.logprobs is None for request in timed)
     asked = [r for batch in second.batches for r in batch if r.sampling.logprobs is not None]
     assert [r.sampling.max_tokens for r in asked] == [2, 2, 2]  # only up to the difference at position 1
