@@ -17,6 +17,7 @@ from visavis.backends.bad_words import bad_word_ids
 from visavis.backends.base import Capabilities, EngineRequest, LoadInfo, ModelInterface, Progress, TokenEvent
 from visavis.backends.option_map import check_extra
 from visavis.backends.options import EngineOptions, refuse_unsupported
+from visavis.backends.waiting import wait_asleep
 from visavis.errors import MissingExtraError
 
 if TYPE_CHECKING:
@@ -81,6 +82,7 @@ class HuggingFaceModel(ModelInterface):
         extra = check_extra(self.name, options.extra, EXTRA, {})
         start = time.perf_counter()
         progress("import", 0.0)
+        wait_asleep()
         try:
             import torch
             import transformers

@@ -11,6 +11,7 @@ from visavis.backends.arrivals import Arrivals
 from visavis.backends.base import Capabilities, EngineRequest, LoadInfo, ModelInterface, Progress, TokenEvent
 from visavis.backends.option_map import check_extra
 from visavis.backends.options import EngineOptions, refuse_unsupported
+from visavis.backends.waiting import wait_asleep
 from visavis.errors import InputError
 
 if TYPE_CHECKING:
@@ -57,6 +58,7 @@ class NativeModel(ModelInterface):
         extra = check_extra(self.name, options.extra, EXTRA, {})
         start = time.perf_counter()
         progress("import", 0.0)
+        wait_asleep()
         import torch
 
         from visavis.engine import EngineConfig, NativeEngine
