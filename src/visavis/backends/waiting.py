@@ -13,7 +13,7 @@ def wait_asleep() -> None:
 
     OpenMP threads spin at the end of every parallel loop. When another process wants a core, they spin through the time
     slices of the very thread they wait for: with one busy core of two, a first token took 2.5 s instead of 0.1 s, and
-    0.35 s with threads that sleep. On an idle machine no difference was measured.
+    0.35 s with threads that sleep; on a quieter machine 0.09 s spinning and 0.10 s asleep.
     """
     if "torch" not in sys.modules:
         os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
