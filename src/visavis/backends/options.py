@@ -35,6 +35,8 @@ class EngineOptions:
     extra: dict[str, Any] = field(default_factory=dict)  # engine-specific, refused when unknown
 
 
+OPTION_NAMES = tuple(f.name for f in fields(EngineOptions))
+
 _DTYPES: dict[str, DType] = {
     "auto": "auto",
     "float32": "float32",

@@ -46,6 +46,9 @@ _BACKENDS = {
     "fake": _Backend("visavis.backends.fake", "FakeModel", "visavis", (), hidden=True),
 }
 
+_ARGUMENTS = ("backend", "model", "python")
+_ALIASES = {"transformers": "hf", "huggingface": "hf", "hugging face": "hf", "visavis": "native"}
+
 NAMES = tuple(name for name, backend in _BACKENDS.items() if not backend.hidden)
 """Names for people; `fake` is for tests."""
 
@@ -72,12 +75,15 @@ def create(backend: str | None, model: str | None = None, options: Mapping[str, 
     from visavis.backends.options import check_addressed, parse_options
 
     given = dict(options or {})
+    _refuse_misspelt(given)
     described = None
     if is_description(model):
         described = read_description(str(model), backend)
         model = described.model
         given = _merged(described.options, given)
-    backend = backend or (described.backend if described else None) or "native"
+        backend = described.backend if backend is None else backend
+    if backend is None:
+        backend = "native"
     python = given.pop("python", None)
     if python is None:
         instance = new(backend)
@@ -94,6 +100,16 @@ def create(backend: str | None, model: str | None = None, options: Mapping[str, 
         if described.box_format is not None:
             instance._family().box_format = described.box_format
     return instance
+
+
+def _refuse_misspelt(options: Mapping[str, Any]) -> None:
+    """`bakend=` would end among the engine options, where its nearest name is none that helps."""
+    from visavis.backends.options import OPTION_NAMES
+
+    for name in options:
+        near = difflib.get_close_matches(str(name), [*_ARGUMENTS, *OPTION_NAMES], n=1)
+        if name not in OPTION_NAMES and near and near[0] in _ARGUMENTS and name != near[0]:
+            raise OptionError(f"load has no argument {shorten(name)}; did you mean {near[0]}?")
 
 
 def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -156,12 +172,16 @@ def _install(backend: str) -> str:
 
 def _entry(backend: str) -> _Backend:
     if backend not in _BACKENDS:
-        near = difflib.get_close_matches(str(backend).lower(), list(NAMES), n=1)
-        aliases = {"transformers": "hf", "huggingface": "hf", "hugging face": "hf", "visavis": "native"}
-        guess = aliases.get(str(backend).lower()) or (near[0] if near else None)
-        hint = f"did you mean {guess}?" if guess else f"known: {', '.join(NAMES)}"
-        raise OptionError(f"unknown backend {shorten(backend)}; {hint}")
+        raise OptionError(f"unknown backend {shorten(backend)}; {_meant(str(backend))}")
     return _BACKENDS[backend]
+
+
+def _meant(given: str) -> str:
+    """The backend whose name is nearest, or all there are. Half of the letters are enough: `hg` is hf."""
+    spelled = given.strip().lower()
+    near = difflib.get_close_matches(spelled, NAMES, n=1, cutoff=0.5)
+    guess = _ALIASES.get(spelled) or (near[0] if near else None)
+    return f"did you mean {guess}?" if guess else f"known: {', '.join(NAMES)}"
 
 
 def _version(package: str) -> str | None:

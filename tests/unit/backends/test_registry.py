@@ -23,6 +23,30 @@ def test_an_unknown_backend_gets_the_nearest() -> None:
         registry.new("llama.cpp")
 
 
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ("hg", r"unknown backend 'hg'; did you mean hf\?"),
+        ("vlm", r"did you mean vllm\?"),
+        ("sgl", r"did you mean sglang\?"),
+        ("Native ", r"did you mean native\?"),
+        ("", r"unknown backend ''; known: native, hf"),
+        ("  ", "known: native, hf"),
+    ],
+)
+def test_short_and_empty_names_are_no_backend(given: str, words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        visavis.load(backend=given)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"), [("bakend", "backend"), ("backends", "backend"), ("modell", "model"), ("pyton", "python")]
+)
+def test_a_misspelt_argument_of_load_gets_the_nearest(name: str, meant: str) -> None:
+    with pytest.raises(OptionError, match=rf"load has no argument '{name}'; did you mean {meant}\?"):
+        visavis.load(**{name: "hf"})
+
+
 def test_the_fake_one_is_there_and_hidden() -> None:
     assert isinstance(registry.new("fake"), FakeModel)
     assert "fake" not in registry.NAMES
