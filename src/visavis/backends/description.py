@@ -1,13 +1,12 @@
 """A model described in a file, so that an experiment changes engine by one word.
 
-TOML or YAML with the keys `backend`, `model`, `box_format`, `special_tokens`, `sampling` and `options`:
+TOML or YAML with the keys `backend`, `model`, `python`, `box_format`, `special_tokens`, `sampling` and `options`:
 
     backend = "vllm"
     model = "Qwen/Qwen2-VL-7B-Instruct"   # a relative folder counts from the file
     [options]
     dtype = "bfloat16"
-    [options.extra]
-    "vllm.enable_prefix_caching" = false
+    vllm.enable_prefix_caching = false    # holds whenever vllm runs it, whichever backend the file names
 
 or VLMHyperBench's `vlm_base.csv` (`;` between columns), of which `framework` (or `backend`) and `model_name` are read;
 `vlm_base.csv#NAME` names one model of several.
@@ -17,19 +16,20 @@ from __future__ import annotations
 
 import csv
 import difflib
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, get_args
 
-from visavis.errors import ModelError, OptionError, shorten
+from visavis.backends.options import OPTION_NAMES, check_prefix, parse_options
+from visavis.errors import ModelError, OptionError, shorten, shorten_path
 from visavis.prompt import BoxFormat
 from visavis.sampling import SamplingParams
 
 __all__ = ["ModelDescription", "is_description", "read_description"]
 
 SUFFIXES = (".toml", ".yaml", ".yml", ".csv")
-KEYS = ("backend", "model", "box_format", "special_tokens", "sampling", "options")
+KEYS = ("backend", "model", "python", "box_format", "special_tokens", "sampling", "options")
 FRAMEWORKS = {"hugging face": "hf", "huggingface": "hf", "transformers": "hf", "vllm": "vllm", "sglang": "sglang"}
 
 
@@ -41,15 +41,33 @@ class ModelDescription:
     backend: str | None = None
     box_format: BoxFormat | None = None
     sampling: SamplingParams | None = None  # `special_tokens` included
-    options: dict[str, Any] = field(default_factory=dict)
+    options: dict[str, Any] = field(default_factory=dict)  # of EngineOptions, checked
+    python: dict[str, str] = field(default_factory=dict)  # an interpreter by backend
+    path: str = ""  # of the file
+
+    def options_for(self, backends: Collection[str], known: Collection[str]) -> dict[str, Any]:
+        """Without what the file says for others of the `known` backends alone: it names them so that the engine can be
+        changed. Raises OptionError for a name that is no backend's."""
+        extra = self.options.get("extra")
+        if extra is None:
+            return dict(self.options)
+        for key in extra:
+            if "." in key:
+                check_prefix(key, {*known, *backends}, f"{self.path}: ")
+        mine = {k: v for k, v in extra.items() if "." not in k or k.partition(".")[0] in backends}
+        return {**self.options, "extra": mine}
 
 
 def is_description(model: str | None) -> bool:
-    """Whether it names such a file, rather than a model."""
+    """Whether it names such a file, rather than a model. Raises ModelError where the file is not there."""
     if model is None:
         return False
     path = Path(str(model).partition("#")[0]).expanduser()
-    return path.suffix.lower() in SUFFIXES and path.is_file()
+    if path.suffix.lower() not in SUFFIXES or path.is_dir():
+        return False
+    if not path.is_file():
+        raise ModelError(f"there is no file {shorten_path(str(path))}, so no model is described")
+    return True
 
 
 def read_description(source: str, backend: str | None = None) -> ModelDescription:
@@ -100,14 +118,52 @@ def _from_mapping(found: Mapping[str, Any], path: Path) -> ModelDescription:
     sampling = dict(found.get("sampling", {}))
     if "special_tokens" in found:
         sampling["special_tokens"] = found["special_tokens"]
-    model = found.get("model")
+    model, backend = (_name(found, key, path) for key in ("model", "backend"))
     return ModelDescription(
-        model=None if model is None else _beside(str(model), path),
-        backend=found.get("backend"),
+        model=None if model is None else _beside(model, path),
+        backend=backend,
         box_format=box_format,
         sampling=SamplingParams.from_mapping(sampling, where=str(path)) if sampling else None,
-        options=dict(found.get("options", {})),
+        options=_options(found.get("options", {}), path),
+        python=_python(found.get("python"), backend, path),
+        path=str(path),
     )
+
+
+def _name(found: Mapping[str, Any], key: str, path: Path) -> str | None:
+    value = found.get(key)
+    if value is not None and not (isinstance(value, str) and value.strip()):
+        raise OptionError(f"{path}: {key} {shorten(value)} is no name")
+    return value
+
+
+def _options(given: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """Checked. `vllm.NAME`, as a dotted name or as a table `vllm`, is moved to `extra`, where such names stand."""
+    options: dict[str, Any] = {}
+    extra: dict[str, Any] = {}
+    for name, value in given.items():
+        if name in OPTION_NAMES or not (isinstance(value, Mapping) or "." in name):
+            options[name] = value
+        elif isinstance(value, Mapping):
+            extra |= {f"{name}.{own}": v for own, v in value.items()}
+        else:
+            extra[name] = value
+    if extra and isinstance(options.setdefault("extra", {}), Mapping):
+        options["extra"] = {**options["extra"], **extra}
+    parse_options(options, where=str(path))
+    return options
+
+
+def _python(given: Any, backend: str | None, path: Path) -> dict[str, str]:
+    """An interpreter for the file's own backend, or a table of one for each."""
+    if given is None:
+        return {}
+    if isinstance(given, str) and backend is None:
+        raise OptionError(f"{path}: python {shorten(given)} is for which backend? [python] vllm = … says it")
+    table = {backend: given} if isinstance(given, str) else given
+    if not isinstance(table, Mapping) or not all(isinstance(v, str) for v in table.values()):
+        raise OptionError(f"{path}: python {shorten(given)} must be a path, or a table of backends and paths")
+    return {str(name): str(Path(value).expanduser()) for name, value in table.items()}
 
 
 def _known() -> str:
@@ -143,7 +199,7 @@ def _from_csv(path: Path, wanted: str, backend: str | None) -> ModelDescription:
     name = found[0][0]
     if backend is None and len(engines) > 1:
         raise OptionError(f"{path}: {name} stands there for {', '.join(engines)}; give the backend")
-    return ModelDescription(model=_beside(name, path), backend=backend or engines[0])
+    return ModelDescription(model=_beside(name, path), backend=backend or engines[0], path=str(path))
 
 
 def _backend_of(row: Mapping[str, str | None], where: str) -> str:

@@ -1,7 +1,7 @@
 """Which Python runs an engine: this one, or one where the engine is installed beside another torch.
 
-Precedence: `$VISAVIS_<ENGINE>_PYTHON` (e.g. VISAVIS_VLLM_PYTHON) > this interpreter, if the engine is installed in it >
-the environment that `visavis backends install` made.
+Precedence: the one named in the call (`--python`) > `$VISAVIS_<ENGINE>_PYTHON` (e.g. VISAVIS_VLLM_PYTHON) > this
+interpreter, if the engine is installed in it > the environment that `visavis backends install` made.
 """
 
 from __future__ import annotations
@@ -50,13 +50,15 @@ def variable(engine: str) -> str:
     return f"VISAVIS_{engine.upper()}_PYTHON"
 
 
-def find_interpreter(engine: str, distributions: Sequence[str]) -> Interpreter | None:
-    """Where `engine` (any one of `distributions`) is installed, or None.
+def find_interpreter(engine: str, distributions: Sequence[str], named: str | None = None) -> Interpreter | None:
+    """Where `engine` (any one of `distributions`) is installed, or None. `named`: the interpreter that must have it.
 
-    Raises OptionError when the interpreter that was named cannot be run or does not have it.
+    Raises OptionError when the interpreter that was named, here or by the variable, cannot be run or has it not.
     """
+    if named is not None:
+        return _named(f"--python {engine}={shorten(named, 200)}", named, tuple(distributions))
     if named := os.environ.get(variable(engine)):
-        return _named(engine, named, tuple(distributions))
+        return _named(f"{variable(engine)}={shorten(named, 200)}", named, tuple(distributions))
     for distribution in distributions:
         if version := installed_version(distribution):
             return Interpreter(sys.executable, version)
@@ -72,14 +74,13 @@ def installed_version(distribution: str) -> str | None:
         return None
 
 
-def _named(engine: str, named: str, distributions: tuple[str, ...]) -> Interpreter:
+def _named(said: str, named: str, distributions: tuple[str, ...]) -> Interpreter:
     path = shutil.which(os.path.expanduser(named))
     if path is None:
-        raise OptionError(f"{variable(engine)}={shorten(named, 200)} is no program that can be run")
+        raise OptionError(f"{said} is no program that can be run")
     version = _probe(path, distributions)
     if version is None:
-        wanted = " or ".join(distributions)
-        raise OptionError(f"{variable(engine)}={shorten(named, 200)} has no {wanted}; install it there")
+        raise OptionError(f"{said} has no {' or '.join(distributions)}; install it there")
     return Interpreter(path, version)
 
 

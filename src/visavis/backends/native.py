@@ -28,7 +28,7 @@ SHARED = (
     "max_num_batched_tokens",
     "kv_cache_bytes",
 )
-EXTRA = ("block_size", "num_blocks", "kernels")
+EXTRA = ("block_size", "num_blocks", "enable_prefix_caching", "kernels")
 
 
 class NativeModel(ModelInterface):
@@ -96,6 +96,7 @@ class NativeModel(ModelInterface):
                 "block_size": settings.block_size,
                 "num_blocks": engine.num_blocks,
                 "kv_cache_bytes": engine.num_blocks * settings.block_bytes(engine.model_config),
+                "enable_prefix_caching": settings.enable_prefix_caching,
                 "threads": torch.get_num_threads(),
                 "kernels": engine.kernels,
                 "torch": str(torch.__version__),  # a plain str: TorchVersion would import torch where it is unpickled

@@ -9,7 +9,16 @@ from typing import Any, Literal
 
 from visavis.errors import OptionError, shorten
 
-__all__ = ["DType", "EngineOptions", "check_addressed", "for_backend", "parse_options", "refuse_unsupported"]
+__all__ = [
+    "OPTION_NAMES",
+    "DType",
+    "EngineOptions",
+    "check_addressed",
+    "check_prefix",
+    "for_backend",
+    "parse_options",
+    "refuse_unsupported",
+]
 
 DType = Literal["auto", "float32", "bfloat16", "float16"]
 
@@ -134,10 +143,7 @@ def for_backend(options: EngineOptions, backend: str, known: Collection[str]) ->
         if not dot:
             own.setdefault(key, value)
             continue
-        if prefix not in known:
-            near = difflib.get_close_matches(prefix, sorted(known), n=1)
-            hint = f"; did you mean {near[0]}.{name}?" if near else f"; known: {', '.join(known)}"
-            raise OptionError(f"{shorten(key)} names no backend{hint}")
+        check_prefix(str(key), known)
         if prefix == backend:
             if name.replace("-", "_") in names:
                 common[name.replace("-", "_")] = value
@@ -148,6 +154,15 @@ def for_backend(options: EngineOptions, backend: str, known: Collection[str]) ->
         return chosen
     asked = parse_options(common, where=backend)
     return replace(chosen, **{name: getattr(asked, name) for name in common})
+
+
+def check_prefix(key: str, known: Collection[str], where: str = "") -> None:
+    """Raises OptionError for `backend.name` whose backend is none of the `known` ones; `where` begins the text."""
+    prefix, _, name = key.partition(".")
+    if prefix not in known:
+        near = difflib.get_close_matches(prefix, sorted(known), n=1)
+        hint = f"; did you mean {near[0]}.{name}?" if near else f"; known: {', '.join(known)}"
+        raise OptionError(f"{where}{shorten(key)} names no backend{hint}")
 
 
 def check_addressed(options: EngineOptions, backends: Collection[str]) -> None:

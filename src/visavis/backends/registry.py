@@ -10,13 +10,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from visavis.backends.description import is_description, read_description
-from visavis.backends.interpreters import find_interpreter, installed_version, variable
+from visavis.backends.interpreters import Interpreter, find_interpreter, installed_version, variable
 from visavis.errors import MissingExtraError, OptionError, shorten
 
 if TYPE_CHECKING:
     from visavis.backends.base import ModelInterface
 
-__all__ = ["NAMES", "Availability", "availability", "create", "new"]
+__all__ = ["NAMES", "Availability", "availability", "create", "merged_options", "new"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +80,14 @@ def create(backend: str | None, model: str | None = None, options: Mapping[str, 
     if is_description(model):
         described = read_description(str(model), backend)
         model = described.model
-        given = _merged(described.options, given)
         backend = described.backend if backend is None else backend
     if backend is None:
         backend = "native"
     python = given.pop("python", None)
-    if python is None:
-        instance = new(backend)
-    else:
-        from visavis.backends.worker import WorkerModel
-
-        _entry(backend)
-        instance = WorkerModel(backend, python=str(python))
+    if described is not None:
+        given = merged_options(described.options_for((backend,), NAMES), given)
+        python = described.python.get(backend) if python is None else python
+    instance = new(backend, python=None if python is None else str(python))
     chosen = parse_options(given, where=backend)
     check_addressed(chosen, (backend,))
     instance.load(model, chosen)
@@ -112,7 +108,7 @@ def _refuse_misspelt(options: Mapping[str, Any]) -> None:
             raise OptionError(f"load has no argument {shorten(name)}; did you mean {near[0]}?")
 
 
-def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
+def merged_options(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
     """Options of a file under those given in the call; `extra` is merged name by name."""
     merged = {**below, **above}
     if isinstance(below.get("extra"), Mapping) and isinstance(above.get("extra"), Mapping):
@@ -120,12 +116,17 @@ def _merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any
     return merged
 
 
-def new(backend: str, *, in_worker: bool = False) -> ModelInterface:
-    """A model that is not loaded yet: a WorkerModel for an engine that runs in another interpreter.
+def new(backend: str, *, in_worker: bool = False, python: str | None = None) -> ModelInterface:
+    """A model that is not loaded yet: a WorkerModel for an engine that runs in another interpreter, which `python` may
+    name.
 
     `in_worker`: this is that interpreter. Raises OptionError, MissingExtraError.
     """
     entry = _entry(backend)
+    if python is not None:
+        from visavis.backends.worker import WorkerModel
+
+        return WorkerModel(backend, python=_named_interpreter(backend, python).path)
     if entry.elsewhere and not in_worker:
         interpreter = find_interpreter(backend, entry.needs)
         if interpreter is None:
@@ -143,18 +144,34 @@ def new(backend: str, *, in_worker: bool = False) -> ModelInterface:
     return model
 
 
-def availability() -> list[Availability]:
-    """Every backend for people, in order of preference. Imports no engine."""
-    return [_availability(name) for name in NAMES]
+def _named_interpreter(backend: str, python: str) -> Interpreter:
+    """The one that was named for `backend`, asked for its packages. Raises OptionError."""
+    entry = _entry(backend)
+    if entry.hidden:
+        return Interpreter(python, str(_version(entry.package)))
+    if not entry.needs:
+        raise OptionError(f"--python {backend}={shorten(python, 200)}: {backend} runs in no interpreter of its own")
+    ours = entry.package == "visavis"  # goes along by a link, so torch is what has to be there
+    packages = entry.needs if entry.elsewhere else ("torch",) if ours else (entry.package,)
+    found = find_interpreter(backend, packages, python)
+    if found is None:
+        raise OptionError(f"--python {backend}={shorten(python, 200)} has no {packages[0]}")
+    return Interpreter(found.path, str(_version("visavis"))) if ours else found
 
 
-def _availability(name: str) -> Availability:
+def availability(python: Mapping[str, str] | None = None) -> list[Availability]:
+    """Every backend for people, in order of preference; `python`: interpreters named for some. Imports no engine."""
+    return [_availability(name, (python or {}).get(name)) for name in NAMES]
+
+
+def _availability(name: str, python: str | None) -> Availability:
     entry = _BACKENDS[name]
-    if entry.elsewhere:
+    if entry.elsewhere or python is not None:
         try:
-            found = find_interpreter(name, entry.needs)
+            found = find_interpreter(name, entry.needs) if python is None else _named_interpreter(name, python)
         except OptionError as error:
-            return Availability(name, False, None, "", str(error), f"unset {variable(name)}, or name another")
+            fix = f"unset {variable(name)}, or name another" if python is None else ""
+            return Availability(name, False, None, "", str(error), fix)
         if found is None:
             return Availability(name, False, None, "", "not installed", f"visavis backends install {name}")
         return Availability(name, True, found.version, found.path)
@@ -167,7 +184,10 @@ def _availability(name: str) -> Availability:
 
 
 def _install(backend: str) -> str:
-    return f"visavis backends install {backend}, or name a Python that has it in {variable(backend)}"
+    return (
+        f"visavis backends install {backend}, or name a Python that has it: --python {backend}=PATH or "
+        f"{variable(backend)}"
+    )
 
 
 def _entry(backend: str) -> _Backend:

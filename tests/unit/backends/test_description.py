@@ -102,3 +102,53 @@ def test_vlmhyperbench_tables_give_backend_and_model(tmp_path: Path) -> None:
     assert read_description(f"{file}#other").backend == "vllm"
     with pytest.raises(OptionError, match="no model 'othr'; did you mean other"):
         read_description(f"{file}#othr")
+
+
+def test_a_file_may_say_what_holds_for_several_engines(tmp_path: Path) -> None:
+    """What stands there for another engine waits until that engine is asked for."""
+    text = 'backend = "fake"\n[options]\ndtype = "float32"\nvllm.enable_prefix_caching = false\n'
+    text += '"fake.answers" = "from the file"\n[options.sglang]\nmax_total_tokens = 4096\n'
+    file = _file(tmp_path, "m.toml", text)
+    found = read_description(file)
+    assert found.options["extra"] == {
+        "fake.answers": "from the file",
+        "vllm.enable_prefix_caching": False,
+        "sglang.max_total_tokens": 4096,
+    }
+    assert found.options_for(("sglang",), ("fake", "vllm", "sglang")) == {
+        "dtype": "float32",
+        "extra": {"sglang.max_total_tokens": 4096},
+    }
+    with visavis.load(file) as model:
+        assert model.chat("hi").text == "from the file"
+
+
+def test_an_interpreter_for_the_files_backend_or_for_each(tmp_path: Path) -> None:
+    one = _file(tmp_path, "one.toml", 'backend = "vllm"\npython = "/opt/vllm/bin/python"\n')
+    assert read_description(one).python == {"vllm": "/opt/vllm/bin/python"}
+    with pytest.raises(OptionError, match=r"--python vllm='/opt/vllm/bin/python' is no program that can be run"):
+        visavis.load(one)
+    both = _file(tmp_path, "two.toml", '[python]\nvllm = "~/v"\nsglang = "/s"\n')
+    assert read_description(both).python == {"vllm": str(Path("~/v").expanduser()), "sglang": "/s"}
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('python = "/x"', "python '/x' is for which backend"),
+        ('backend = "vllm"\npython = 5', "python 5 must be a path, or a table"),
+        ('backend = ""', "backend '' is no name"),
+        ("model = 7", "model 7 is no name"),
+        ("[options]\nmax_modl_len = 5", r"m\.toml: unknown engine option 'max_modl_len'; did you mean max_model_len"),
+        ('[options]\ndtype = "int3"', r"m\.toml: dtype 'int3' is not valid"),
+        ('backend = "fake"\n[options]\nvlm.enforce_eager = true', r"vlm\.enforce_eager.*did you mean vllm"),
+    ],
+)
+def test_slips_in_a_file_are_found_before_an_engine_starts(tmp_path: Path, text: str, words: str) -> None:
+    with pytest.raises(OptionError, match=words):
+        visavis.load(_file(tmp_path, "m.toml", text), None)
+
+
+def test_a_file_that_is_not_there_is_no_hub_id() -> None:
+    with pytest.raises(ModelError, match=r"there is no file 'nowhere/m\.toml'"):
+        visavis.load("nowhere/m.toml")
