@@ -40,11 +40,29 @@ def load(model: str | None = None, backend: str | None = None, **options: Any) -
 def prepare(messages: Any, model: str | None = None, **options: Any) -> Prompt:
     """What engines get for these messages: ids, pixels, positions; `.for_hf()`, `.for_vllm()` for your own scripts.
 
-    Needs no weights. `options`: `tools`, `policy`, `min_pixels`, `max_pixels`, `add_generation_prompt`.
+    Needs no weights. `options`: `tools`, `policy`, `min_pixels`, `max_pixels`, `add_generation_prompt` and the others
+    of `visavis.chat.normalize`. Raises UnknownArgumentError, MessageError, MediaError, ModelError.
     """
+    from inspect import signature
+
+    from visavis.chat.messages import normalize
     from visavis.families import load_family
 
+    known = [name for name in signature(normalize).parameters if name != "messages"]
+    for name in options:
+        if name not in (*known, "add_generation_prompt"):
+            raise _unknown("prepare", name, [*known, "add_generation_prompt"])
     return load_family(model).prepare_messages(messages, **options)
+
+
+def _unknown(call: str, name: str, known: list[str]) -> Exception:
+    import difflib
+
+    from visavis.errors import UnknownArgumentError
+
+    near = difflib.get_close_matches(name, known, n=1)
+    hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(known)}"
+    return UnknownArgumentError(f"{call} has no argument {name!r}; {hint}")
 
 
 def __getattr__(name: str) -> Any:

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import TYPE_CHECKING, Literal
 
+from visavis.errors import shorten
 from visavis.sampling import ResolvedSampling
 
 if TYPE_CHECKING:
@@ -85,15 +86,26 @@ class Completion:
     alternatives: tuple[Completion, ...] = field(default=())  # the other answers when n > 1
     reported_tokens: int | None = None  # the answer's tokens as a server counted them that gave no ids
 
+    def __repr__(self) -> str:
+        failed = f", error {shorten(self.error)}" if self.error is not None else ""
+        others = f", {len(self.alternatives)} more" if self.alternatives else ""
+        return (
+            f"Completion({shorten(self.text)}, {self.completion_tokens} tokens, {self.finish_reason}, "
+            f"{self.backend} {self.model}, {self.prompt_tokens} prompt tokens{others}{failed})"
+        )
+
     @property
     def completion_tokens(self) -> int:
         """How many tokens the answer has."""
         return len(self.token_ids) if self.reported_tokens is None else self.reported_tokens
 
     def boxes(self, image: int = 0) -> GroundingResult:
-        """Boxes and points of the answer in pixels of the upright original of image number `image`."""
-        from visavis.grounding import parse
+        """Boxes and points of the answer in pixels of the upright original of image number `image`; none for a chat
+        without images. Raises OptionError for an image the request did not have."""
+        from visavis.grounding import GroundingResult, parse
 
+        if not self.media_sizes and image == 0:
+            return GroundingResult()
         if not 0 <= image < len(self.media_sizes):
             from visavis.errors import OptionError
 

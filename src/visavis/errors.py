@@ -12,6 +12,7 @@ __all__ = [
     "ModelError",
     "OptionError",
     "RequestError",
+    "UnknownArgumentError",
     "VisavisError",
     "WorkerDiedError",
     "shorten",
@@ -58,6 +59,10 @@ class ModelError(InputError):
 
 class OptionError(InputError):
     """An option is unknown or has a value that cannot be honoured."""
+
+
+class UnknownArgumentError(OptionError, TypeError):
+    """A call was given a keyword it does not know; also the TypeError that Python itself would raise."""
 
 
 class ContextLengthError(InputError):

@@ -12,6 +12,8 @@ __all__ = ["BoxFormat", "ChatSource", "PatchRule", "PreparedMedia", "Prompt", "S
 
 BoxFormat = Literal["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "ui_tars", "none"]
 
+_MEDIA_SHOWN = 3
+
 
 @dataclass(frozen=True, slots=True)
 class PatchRule:
@@ -65,6 +67,11 @@ class PreparedMedia:
     where: str = ""
     source: str = ""
 
+    def __repr__(self) -> str:
+        (height, width), (to_height, to_width) = self.original_size, self.size
+        frames = f", {len(self.pixels)} frames" if self.kind == "video" else ""
+        return f"{self.kind} {width}×{height} → {to_width}×{to_height}{frames}, {self.num_tokens} tokens"
+
 
 @dataclass(frozen=True, slots=True)
 class Turn:
@@ -114,6 +121,12 @@ class Prompt:
     """`generic` family only: what transformers' processor made besides ids (pixel_values and its companions)."""
     chat: ChatSource | None = None
     """Filled by `Family.prepare_messages`; None for prompts made from ids alone."""
+
+    def __repr__(self) -> str:
+        shown = [repr(item) for item in self.media[:_MEDIA_SHOWN]]
+        if more := len(self.media) - len(shown):
+            shown.append(f"{more} more")
+        return f"Prompt({'; '.join([f'{self.model}, {self.family}, {len(self)} tokens', *shown])})"
 
     def __len__(self) -> int:
         return len(self.token_ids)

@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from visavis.cli.answer_document import answer_document
-from visavis.cli.inputs import add_request_options, prompt_of, raw_cases
+from visavis.cli.inputs import add_request_options, files_of, named_by_flags, prompt_of, raw_cases
 from visavis.cli.options import (
     add_engine_options,
     add_model_option,
@@ -22,13 +22,15 @@ from visavis.cli.options import (
 )
 from visavis.cli.output import Output, add_output_options
 from visavis.cli.parser import Parser
-from visavis.errors import OptionError, RequestError
+from visavis.errors import OptionError, RequestError, shorten_path
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+    from pathlib import Path
 
     from visavis.backends.base import ModelInterface, Progress
     from visavis.chat.types import Conversation, Image
+    from visavis.cli.inputs import RawCase
     from visavis.completion import Completion
     from visavis.prompt import Prompt
 
@@ -74,7 +76,7 @@ def run(args: Namespace) -> int:
     if args.draw is not None:
         from visavis.grounding.output import check_image_path
 
-        check_image_path(args.draw)
+        _refuse_input(args.draw, check_image_path(args.draw), cases[0])
     announce_model(args, output)
 
     from visavis.backends.registry import new
@@ -82,7 +84,7 @@ def run(args: Namespace) -> int:
     with output.only_ours():
         model = new(args.backend)
         model.use_generation_config = args.generation_config
-        with closing(model), _progress(output, args.backend) as progress:
+        with named_by_flags(cases[0]), closing(model), _progress(output, args.backend) as progress:
             # What the input is gets decided before the engine is loaded, so that its faults show at once.
             family = model.open(args.model, options)
             prompt, conversation = prompt_of(family, cases[0], args)
@@ -111,6 +113,15 @@ def run(args: Namespace) -> int:
     if undrawn is not None:
         raise undrawn
     return 0
+
+
+def _refuse_input(asked: str, target: Path, case: RawCase) -> None:
+    """--draw never writes over a picture of the question, by whatever name or link."""
+    for file in files_of(case):
+        if file == target or (target.exists() and file.samefile(target)):
+            raise OptionError(
+                f"--draw {shorten_path(asked)} would overwrite an image of the question; name another file"
+            )
 
 
 def _draw(args: Namespace, image: tuple[int, Image], completion: Completion, output: Output) -> OptionError | None:

@@ -5,14 +5,14 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
-from visavis.cli.inputs import RawCase, add_request_options, conversation_of, media_messages, raw_cases
+from visavis.cli.inputs import RawCase, add_request_options, conversation_of, flag_case, named_by_flags, raw_cases
 from visavis.cli.options import add_model_option, add_pixel_options, announce_model
 from visavis.cli.output import Output, add_output_options
 from visavis.cli.parser import Parser
 from visavis.errors import OptionError
 
 if TYPE_CHECKING:
-    from visavis.families import CountReport
+    from visavis.families import CountReport, Family
 
 __all__ = ["add_parser", "run"]
 
@@ -39,7 +39,7 @@ def run(args: Namespace) -> int:
     from visavis.families import load_family
 
     family = load_family(args.model, trust_remote_code=args.trust_remote_code)
-    reports = [(c, family.count(conversation_of(family, c, args, several=len(cases) > 1))) for c in cases]
+    reports = [(case, _count(family, case, args, several=len(cases) > 1)) for case in cases]
     if output.json:
         output.document({"conversations": [_as_dict(case.id, report) for case, report in reports]})
         return 0
@@ -48,11 +48,17 @@ def run(args: Namespace) -> int:
     return 0
 
 
+def _count(family: Family, case: RawCase, args: Namespace, *, several: bool) -> CountReport:
+    conversation = conversation_of(family, case, args, several=several)
+    with named_by_flags(case):
+        return family.count(conversation)
+
+
 def _cases(args: Namespace) -> list[RawCase]:
     """As for `ask`; also media without a question: what they alone cost."""
     if args.question or args.words_left or args.messages is not None or not (args.image or args.video):
         return raw_cases(args)
-    return [RawCase("question", media_messages(args, None))]
+    return [flag_case(args, None)]
 
 
 def _as_dict(name: str, report: CountReport) -> dict[str, Any]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from argparse import ArgumentParser, Namespace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
+from visavis.cli.media_flags import files_of, flag_case, named_by_flags
 from visavis.cli.messages_file import RawCase, read_messages_file, samples_file
 from visavis.cli.options import pixel_limits
 from visavis.cli.parser import words
@@ -21,7 +22,9 @@ __all__ = [
     "RawCase",
     "add_request_options",
     "conversation_of",
-    "media_messages",
+    "files_of",
+    "flag_case",
+    "named_by_flags",
     "prompt_of",
     "question_of",
     "raw_cases",
@@ -44,9 +47,13 @@ def add_request_options(parser: ArgumentParser, *, question_flag: bool = False) 
     else:
         parser.add_argument("question", nargs="*", type=words, metavar="QUESTION", help="in quotes")
     parser.add_argument(
-        "--image", action="append", default=[], metavar="FILE", help="file, URL or data URL; repeatable, order kept"
+        "--image",
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="file, URL, - for stdin; repeatable, order kept",
     )
-    parser.add_argument("--video", action="append", default=[], metavar="FILE", help="file or URL; repeatable")
+    parser.add_argument("--video", action="append", default=[], metavar="FILE", help="likewise; repeatable")
     parser.add_argument("--fps", metavar="X", help="frames a second to take of each video (default: the model's)")
     parser.add_argument("--nframes", metavar="N", help="frames to take of each video, instead of --fps")
     parser.add_argument(
@@ -72,20 +79,7 @@ def raw_cases(args: Namespace) -> list[RawCase]:
         if args.image or args.video or args.system is not None:
             raise OptionError(f"the question is missing: {_usage(args)}")
         return []
-    return [RawCase("question", media_messages(args, question))]
-
-
-def media_messages(args: Namespace, question: str | None) -> list[dict[str, Any]]:
-    """System prompt, images and videos in their order, then the question."""
-    if (args.fps is not None or args.nframes is not None) and not args.video:
-        raise OptionError("--fps and --nframes are for videos; add --video FILE")
-    content: list[dict[str, Any]] = [{"type": "image", "image": source} for source in args.image]
-    content += [_video_part(source, args) for source in args.video]
-    if question is not None:
-        content.append({"type": "text", "text": question})
-    # an empty system prompt is one: without it the template would put in its own
-    system = [] if args.system is None else [{"role": "system", "content": args.system}]
-    return [*system, {"role": "user", "content": content}]
+    return [flag_case(args, question)]
 
 
 def conversation_of(family: Family, case: RawCase, args: Namespace, *, several: bool = False) -> Conversation:
@@ -93,13 +87,14 @@ def conversation_of(family: Family, case: RawCase, args: Namespace, *, several: 
     from visavis.chat import normalize
 
     try:
-        return normalize(
-            case.messages,
-            tools=case.tools,
-            limits=pixel_limits(args),
-            video_defaults=family.video_defaults,
-            base_dir=case.base_dir,
-        )
+        with named_by_flags(case):
+            return normalize(
+                case.messages,
+                tools=case.tools,
+                limits=pixel_limits(args),
+                video_defaults=family.video_defaults,
+                base_dir=case.base_dir,
+            )
     except InputError as error:
         raise _of_case(error, case, several) from None
 
@@ -112,7 +107,8 @@ def prompt_of(family: Family, case: RawCase, args: Namespace, *, several: bool =
 
     conversation = conversation_of(family, case, args, several=several)
     try:
-        prompt = family.prepare(conversation)
+        with named_by_flags(case):
+            prompt = family.prepare(conversation)
     except InputError as error:
         raise _of_case(error, case, several) from None
     return replace(prompt, chat=chat_source(conversation, True)), conversation
@@ -176,18 +172,6 @@ def _usage(args: Namespace, flag: str = "--image", value: str = "screen.png") ->
     if flag == "--messages":
         return f"visavis {args.command} --messages {shown}"
     return f"visavis {args.command} {question.replace('QUESTION', chr(34) + 'what is this?' + chr(34))} {flag} {shown}"
-
-
-def _video_part(source: str, args: Namespace) -> dict[str, Any]:
-    part: dict[str, Any] = {"type": "video", "video": source}
-    for name, kind in (("fps", float), ("nframes", int)):
-        text = getattr(args, name)
-        if text is not None:
-            try:
-                part[name] = kind(text)
-            except ValueError:
-                raise OptionError(f"--{name} {shorten(text)} is not a number") from None
-    return part
 
 
 def _of_case(error: InputError, case: RawCase, several: bool) -> InputError:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import sys
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -33,6 +34,8 @@ class RawCase:
     base_dir: str | None = None  # relative media paths start here
     expected: dict[str, Any] | None = None
     tools: Any = None
+    flags: Mapping[str, str] = field(default_factory=dict)
+    """Places in `messages` (`messages[0].content[1]`) → the flags they came from (`--image a.png`)."""
 
 
 def read_messages_file(path: str) -> list[RawCase]:

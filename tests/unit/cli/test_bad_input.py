@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+from PIL import Image
 
 from tests.unit.cli.conftest import Cli
 
@@ -65,19 +67,65 @@ def test_one_line_and_exit_code_2(cli: Cli, argv: list[str], said: str) -> None:
     assert done.out == ""
 
 
-def test_missing_image_names_its_part(cli: Cli) -> None:
+def test_missing_image_is_named_by_its_flag(cli: Cli) -> None:
     done = cli.ask("what is this?", "--image", "nowhere.png")
     assert (done.code, done.out) == (2, "")
-    assert "messages[0].content[0]" in done.complaint
-    assert "nowhere.png" in done.complaint
+    assert done.complaint.startswith("visavis: --image nowhere.png: no such file")
+    assert "messages[" not in done.complaint
 
 
-def test_corrupt_image_names_its_part(cli: Cli, tmp_path: Path, screen: str) -> None:
+@pytest.mark.parametrize("command", [("ask", "hi"), ("compare", "--ask", "hi"), ("count",)])
+@pytest.mark.parametrize("system", [(), ("--system", "s")])
+def test_an_image_that_is_none_is_named_by_its_flag(
+    cli: Cli, command: tuple[str, ...], system: tuple[str, ...], screen: str, tmp_path: Path
+) -> None:
+    text = tmp_path / "notes.png"
+    text.write_text("these are no pixels")
+    done = cli(*command, *system, "--image", screen, "--image", str(text))
+    assert done.code == 2
+    assert done.complaint == f"visavis: --image {text} is plain text, not an image"
+
+
+def test_an_image_too_thin_is_named_by_its_flag(cli: Cli, tmp_path: Path) -> None:
+    Image.new("RGB", (3000, 3)).save(tmp_path / "thin.png")
+    for command in (("ask", "hi"), ("count",)):
+        done = cli(*command, "--image", str(tmp_path / "thin.png"))
+        assert done.complaint.startswith(f"visavis: --image {tmp_path / 'thin.png'}: 3000×3 pixels")
+
+
+def test_in_a_messages_file_the_place_is_named(cli: Cli, tmp_path: Path) -> None:
+    (tmp_path / "m.json").write_text('[{"role": "user", "content": [{"type": "image", "image": "nowhere.png"}]}]')
+    assert "messages[0].content[0].image" in cli.ask("--messages", str(tmp_path / "m.json")).complaint
+
+
+def test_corrupt_image_names_its_flag(cli: Cli, tmp_path: Path, screen: str) -> None:
     broken = tmp_path / "broken.png"
     broken.write_bytes(Path(screen).read_bytes()[:60])
     done = cli.ask("compare these", "--image", screen, "--image", str(broken))
     assert done.code == 2
-    assert "messages[0].content[1]" in done.complaint
+    assert done.complaint.startswith(f"visavis: --image {broken}")
+
+
+@pytest.mark.parametrize("how", ["itself", "link", "hard link", "file URL", "messages file"])
+def test_draw_never_overwrites_its_own_image(cli: Cli, screen: str, tmp_path: Path, how: str) -> None:
+    before, other = Path(screen).read_bytes(), tmp_path / "other.png"
+    if how == "link":
+        other.symlink_to(screen)
+    elif how == "hard link":
+        other.hardlink_to(screen)
+    out = str(other) if "link" in how else screen
+    if how == "messages file":
+        (tmp_path / "m.json").write_text(
+            json.dumps([{"role": "user", "content": [{"type": "image", "image": Path(screen).name}]}])
+        )
+        asked = ["--messages", str(tmp_path / "m.json")]
+    else:
+        asked = ["where?", "--image", Path(screen).as_uri() if how == "file URL" else screen]
+    done = cli.ask(*asked, "--draw", out)
+    assert (done.code, done.out) == (2, "")
+    assert "would overwrite an image of the question" in done.complaint
+    assert Path(screen).read_bytes() == before
+    assert cli.ask(*asked, "--draw", str(tmp_path / "third.png")).code == 0
 
 
 def test_draw_into_a_missing_folder_is_refused_before_anything_is_loaded(cli: Cli, screen: str, tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ def test_the_sglang_command_uses_its_own_names() -> None:
 
 @pytest.mark.parametrize("name", ["native", "hf"])
 def test_our_own_commands_are_understood_by_our_own_parser(name: str) -> None:
-    from visavis.cli.main import build_parser
+    from visavis.cli.app import build_parser
 
     found = engine(plan(qwen2_vl_7b(), card(24), model="a/b", images=SCREEN, dtype="float16"), name)
     args = build_parser().parse_all(shlex.split(found.launch)[1:])
