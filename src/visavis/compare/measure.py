@@ -186,7 +186,7 @@ def _summarise(result: BackendResult) -> None:
     result.per_token_s = median(gaps) if gaps else None
     result.first_token_spread_s, result.per_token_spread_s = _quartiles(firsts), _quartiles(gaps)
     whole = [a.token_times_s[-1] for a in good if a.token_times_s]
-    result.answer_s = median(whole) if whole else None
+    result.answer_s, result.answer_spread_s = median(whole) if whole else None, _quartiles(whole)
     busy = sum(a.token_times_s[-1] for a in good if a.token_times_s)
     tokens = sum(len(a.token_times_s) for a in good)
     result.tokens_per_s = tokens / busy if busy > 0 else None

@@ -126,6 +126,7 @@ class BackendResult:
     per_token_s: float | None = None  # median
     per_token_spread_s: tuple[float, float] | None = None
     answer_s: float | None = None  # median time from submission to the last token
+    answer_spread_s: tuple[float, float] | None = None
     tokens_per_s: float | None = None  # one prompt at a time, first tokens included
     batch: BatchResult | None = None
     peak_memory_bytes: int | None = None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from visavis.compare.result import BackendResult, Comparison, Difference, PairResult, PromptRecord, Side
 from visavis.compare.settings_apart import shown
-from visavis.compare.words import effect, of
+from visavis.compare.words import effect, of, the_rest
 from visavis.report.machine import one_line
 from visavis.report.units import bytes_, duration, rate
 
@@ -67,6 +67,8 @@ def print_result(console: Console, comparison: Comparison) -> None:
             _print_difference(console, pair, difference)
         if (more := len(pair.differences) - SHOWN_DIFFERENCES) > 0:
             console.print(f"  … and {_count(more, 'more difference')}; --json has all of them", style="dim")
+        if rest := the_rest(pair):
+            console.print(Text(f"  {rest}", style="dim"))
         _print_findings(console, pair)
     for sentence in comparison.times:
         console.print(Text.assemble(("time  ", "cyan"), sentence))

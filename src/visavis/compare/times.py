@@ -59,7 +59,8 @@ def _pair(one: BackendResult, two: BackendResult) -> str:
             said += " (inside the noise: their middle halves overlap)"
     gain = (sooner.answer_s or 0.0) - (later.answer_s or 0.0)
     if gain <= 0:
-        return f"{said}; it never pays back: an answer of this kind takes no less ({duration(-gain)} more)"
+        less = f"{duration(-gain)} less" if gain < 0 else "as long"
+        return f"{said}; for questions of this kind {sooner.backend} stays ahead, as its answers take {less}"
     questions = math.ceil(extra / gain)
     noun = "question" if questions == 1 else "questions"
     return f"{said}; it pays back after {questions:,} {noun} of this kind ({duration(gain)} saved on each)"

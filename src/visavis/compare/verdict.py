@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-from visavis.compare.agreement import Kind
 from visavis.compare.result import BackendResult, Comparison, PairResult
 from visavis.compare.times import overlap
-from visavis.compare.words import explanations
+from visavis.compare.verdict_compact import ABOUT_EQUAL, MANY, compact
+from visavis.compare.words import differs, explanations, of, prompts
+from visavis.report.units import duration
 
 __all__ = ["sentences", "speed_ratio", "verdict"]
-
-_KINDS: dict[Kind, tuple[str, str]] = {
-    "settings": ("difference that settings explain", "differences that settings explain"),
-    "near tie": ("near tie", "near ties"),
-    "real": ("real disagreement", "real disagreements"),
-    "length": ("answer ended early", "answers ended early"),
-    "text": ("text of the same tokens", "texts of the same tokens"),
-    "unknown": ("difference that cannot be judged", "differences that cannot be judged"),
-    "failed": ("failed answer", "failed answers"),
-}
-ABOUT_EQUAL = 1.05
-"""Times under this factor of each other are called equal."""
 
 
 def verdict(comparison: Comparison) -> str:
@@ -31,9 +20,11 @@ def sentences(comparison: Comparison) -> list[str]:
     """The verdict's sentences."""
     by_name = {b.backend: b for b in comparison.backends}
     broken = [f"{b.backend} did not run ({b.error})" for b in comparison.backends if b.error is not None]
+    ran = [b for b in comparison.backends if b.error is None]
+    if len(ran) >= MANY and comparison.pairs:
+        return [*compact(ran, comparison.pairs), *(f"{text}." for text in broken)]
     if not comparison.pairs:
-        alone = [b for b in comparison.backends if b.error is None]
-        spoken = [f"{b.backend} answered {_prompts(len(comparison.prompts))}{_rate(b)}" for b in alone]
+        spoken = [f"{b.backend} answered {prompts(len(comparison.prompts))}{_rate(b)}" for b in ran]
         return ["; ".join([*spoken, *broken]) + "."]
     said = [f"{_agreement(pair)}{_speed(by_name[pair.first], by_name[pair.second])}." for pair in comparison.pairs]
     return [*said, *(f"{text}." for text in broken)]
@@ -51,12 +42,11 @@ def speed_ratio(first: BackendResult, second: BackendResult) -> tuple[float, str
 def _agreement(pair: PairResult) -> str:
     names = f"{pair.first} and {pair.second}"
     if pair.same == pair.total:
-        said = f"{names} gave the same tokens on {'all ' if pair.total > 1 else ''}{_prompts(pair.total)}"
+        said = f"{names} gave the same tokens on {'all ' if pair.total > 1 else ''}{prompts(pair.total)}"
         if pair.same_text < pair.total:
             said += f", another text on {pair.total - pair.same_text}"
     else:
-        kinds = [f"{count} {_KINDS[kind][count > 1]}" for kind in _KINDS if (count := pair.count(kind))]
-        said = f"{names} gave the same tokens on {pair.same} of {_prompts(pair.total)} ({', '.join(kinds)})"
+        said = f"{names} gave the same tokens on {pair.same} of {prompts(pair.total)} ({differs(pair)})"
     because = explanations(pair)
     return f"{said}: {because}" if because else said
 
@@ -67,14 +57,48 @@ def _speed(first: BackendResult, second: BackendResult) -> str:
         return ""
     if ratio[1] == "per token" and overlap(first.per_token_spread_s, second.per_token_spread_s):
         ratio = (1.0, ratio[1])  # a difference inside the noise is none
-    said = "; " + _who(first.backend, second.backend, ratio[0], f"faster {ratio[1]}")
+    return "; " + _faster(first, second, *ratio) + _later(first, second, ratio[0])
+
+
+def _faster(first: BackendResult, second: BackendResult, times: float, what: str) -> str:
+    said = _who(first.backend, second.backend, times, f"faster {what}")
     if first.batch is None or second.batch is None or not second.batch.tokens_per_s or not first.batch.tokens_per_s:
         return said
     at_once = first.batch.tokens_per_s / second.batch.tokens_per_s
     together = f"with all {first.batch.prompts} at once"
-    if min(ratio[0], at_once) > ABOUT_EQUAL or max(ratio[0], at_once) < 1 / ABOUT_EQUAL:  # the same one both times
+    if min(times, at_once) > ABOUT_EQUAL or max(times, at_once) < 1 / ABOUT_EQUAL:  # the same one both times
         return f"{said} and {max(at_once, 1 / at_once):.1f}× {together}"
     return f"{said}, {_who(first.backend, second.backend, at_once, f'faster {together}')}"
+
+
+def _later(first: BackendResult, second: BackendResult, times: float) -> str:
+    """What people wait longer for with the one that is faster per token, or with either of two that are equally fast;
+    differences inside the noise are left out."""
+    said = []
+    for name, one, two, noise in (
+        (
+            "first token came",
+            first.first_token_s,
+            second.first_token_s,
+            overlap(*_spreads(first, second, "first_token")),
+        ),
+        ("whole answer took", first.answer_s, second.answer_s, overlap(*_spreads(first, second, "answer"))),
+    ):
+        if not one or not two or noise:
+            continue
+        slow, ratio = (first, one / two) if one > two else (second, two / one)
+        ahead = first if times >= ABOUT_EQUAL else second if times <= 1 / ABOUT_EQUAL else slow
+        if slow is ahead and ratio > ABOUT_EQUAL:
+            how = "later" if name.endswith("came") else "longer"
+            shown = f"{duration(max(one, two))} against {duration(min(one, two))}"
+            said.append(f"{of(slow.backend)} {name} {ratio:.1f}× {how} ({shown})")
+    return f", but {' and '.join(said)}" if said else ""
+
+
+def _spreads(
+    first: BackendResult, second: BackendResult, what: str
+) -> tuple[tuple[float, float] | None, tuple[float, float] | None]:
+    return getattr(first, f"{what}_spread_s"), getattr(second, f"{what}_spread_s")
 
 
 def _who(first: str, second: str, times: float, what: str) -> str:
@@ -86,7 +110,3 @@ def _who(first: str, second: str, times: float, what: str) -> str:
 
 def _rate(result: BackendResult) -> str:
     return "" if result.tokens_per_s is None else f" at {result.tokens_per_s:.0f} tokens/s, one at a time"
-
-
-def _prompts(count: int) -> str:
-    return f"{count} prompt{'s' if count != 1 else ''}"

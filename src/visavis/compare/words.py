@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+from visavis.compare.agreement import Kind
 from visavis.compare.pair_result import CauseKind, PairResult, Rerun
 
-__all__ = ["effect", "explanations", "findings", "joined", "of"]
+__all__ = ["differs", "effect", "explanations", "findings", "joined", "of", "prompts", "the_rest"]
+
+_KINDS: dict[Kind, tuple[str, str]] = {
+    "settings": ("difference that settings explain", "differences that settings explain"),
+    "near tie": ("near tie", "near ties"),
+    "real": ("real disagreement", "real disagreements"),
+    "length": ("answer ended early", "answers ended early"),
+    "text": ("text of the same tokens", "texts of the same tokens"),
+    "unknown": ("difference that cannot be judged", "differences that cannot be judged"),
+    "failed": ("failed answer", "failed answers"),
+}
 
 NAMES: dict[CauseKind, str] = {
     "prompt ids": "another prompt",
@@ -29,6 +40,26 @@ def joined(names: tuple[str, ...] | list[str]) -> str:
 def of(name: str) -> str:
     """`native's`, `transformers'`."""
     return f"{name}'" if name.endswith("s") else f"{name}'s"
+
+
+def prompts(count: int) -> str:
+    """`1 prompt`, `12 prompts`."""
+    return f"{count} prompt{'s' if count != 1 else ''}"
+
+
+def differs(pair: PairResult) -> str:
+    """Its differences by kind: `1 near tie, 2 real disagreements`."""
+    return ", ".join(f"{count} {_KINDS[kind][count > 1]}" for kind in _KINDS if (count := pair.count(kind)))
+
+
+def the_rest(pair: PairResult) -> str:
+    """Beside some differences: what the other prompts gave. "" where there are none, or no others."""
+    others = pair.total - len(pair.differences)
+    if not pair.differences or not others:
+        return ""
+    if others == 1:
+        return f"the other prompt is the same for {pair.first} and {pair.second}"
+    return f"the other {others} prompts are the same for {pair.first} and {pair.second}"
 
 
 def effect(rerun: Rerun) -> str:

@@ -45,6 +45,15 @@ def test_first_difference_is_shown_with_both_tokens(bench: Bench) -> None:
     assert "(122)  logprob -0.1000, native's token -2.5000" in shown
 
 
+def test_beside_a_difference_it_is_said_how_many_prompts_are_the_same(bench: Bench) -> None:
+    bench.add("native", answers={"alpha": [111], "beta": [111], "gamma": [111]})
+    bench.add("hf", answers={"alpha": [111], "beta": [111, 112], "gamma": [111]})
+    assert "the other 2 prompts are the same for native and hf" in printed(bench)
+    bench.engines["hf"].script = bench.engines["native"].script
+    bench.engines["hf"].scripted = bench.engines["native"].script
+    assert "the other" not in printed(bench)
+
+
 def test_answers_are_text_not_markup(bench: Bench) -> None:
     bench.add("native", answers="[bold]x[/bold]")
     assert "[bold]x[/bold]" in printed(bench)
