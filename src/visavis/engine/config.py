@@ -36,6 +36,7 @@ class EngineConfig:
     max_num_batched_tokens: int | None = None  # tokens per step
     max_model_len: int | None = None  # tokens of prompt and answer together
     threads: int | None = None  # CPU threads, for the whole process (torch has one pool)
+    enable_prefix_caching: bool = True  # beginnings computed before are read from the KV cache
     kernels: str = "auto"  # auto, torch (the plain reference), or compiled (an error where that cannot be had)
 
     def resolve(self, model: ModelConfig) -> EngineSettings:
@@ -46,6 +47,7 @@ class EngineConfig:
         _check_positive("threads", self.threads)
         if self.kernels not in KERNELS:
             raise OptionError(f"kernels {shorten(self.kernels)} is not known; give {', '.join(KERNELS)}")
+        _check_bool("enable_prefix_caching", self.enable_prefix_caching)
         if self.num_blocks is not None and self.kv_cache_bytes is not None:
             raise OptionError("num_blocks and kv_cache_bytes both size the KV cache; give one of them")
         device = _device(self.device)
@@ -73,6 +75,7 @@ class EngineConfig:
             max_model_len=max_model_len,
             max_model_len_asked=self.max_model_len is not None,
             threads=self.threads,
+            enable_prefix_caching=self.enable_prefix_caching,
             kernels=self.kernels,
         )
 
@@ -91,6 +94,7 @@ class EngineSettings:
     max_model_len: int
     max_model_len_asked: bool
     threads: int | None
+    enable_prefix_caching: bool
     kernels: str
 
     def block_bytes(self, model: ModelConfig) -> int:
@@ -126,6 +130,11 @@ def _check_positive(name: str, value: int | None) -> None:
         raise OptionError(f"{name} {shorten(value)} is not valid: a whole number is needed")
     if value < 1:
         raise OptionError(f"{name} {value} is out of range: 1 or more")
+
+
+def _check_bool(name: str, value: bool) -> None:
+    if not isinstance(value, bool):
+        raise OptionError(f"{name} {shorten(value)} is not valid: true or false is needed")
 
 
 def _device(name: str) -> torch.device:

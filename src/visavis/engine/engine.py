@@ -11,10 +11,11 @@ from typing import Any
 import torch
 
 from visavis.completion import FinishReason, TokenLogprobs
+from visavis.engine.block_pool import BlockPool
 from visavis.engine.config import EngineConfig
 from visavis.engine.encoder import VisionEncoder
 from visavis.engine.kernels.choose import choose_kernels
-from visavis.engine.kv_cache import BlockPool, KVCache
+from visavis.engine.kv_cache import KVCache
 from visavis.engine.loader import load_weights
 from visavis.engine.model_config import ModelConfig
 from visavis.engine.models.decoder import Decoder
@@ -45,6 +46,7 @@ class StepOutput:
     stop_reason: int | None = None  # the stop or EOS id that ended it (it is in token_ids)
     error: str | None = None
     queue_s: float | None = None  # from arrival to its first step; on the first output
+    num_cached_tokens: int | None = None  # prompt tokens that came from the prefix cache; on the first output
 
 
 class NativeEngine:
@@ -96,7 +98,9 @@ class NativeEngine:
             encoder = VisionEncoder(tower) if tower is not None else None
             rope = RotaryEmbedding(c.rope, c.head_dim, device, dtype)
             self.runner = Runner(model, encoder, rope, kernels, cache, self.settings.max_num_seqs)
-        self.pool = BlockPool(self.num_blocks, self.settings.block_size)
+        self.pool = BlockPool(
+            self.num_blocks, self.settings.block_size, enable_prefix_caching=self.settings.enable_prefix_caching
+        )
         self.scheduler = Scheduler(self.pool, self.settings.max_num_seqs, self.settings.max_num_batched_tokens)
         self.sampler = Sampler(c.vocab_size, device)
         self._sequences: dict[str, Sequence] = {}
@@ -140,11 +144,9 @@ class NativeEngine:
             if seq.queue_s is None:
                 seq.queue_s = now - seq.arrival_time
         result = self.runner.run(scheduled)
-        for seq, length in scheduled.prefills:
-            seq.num_computed_tokens += length
+        self.scheduler.advance(scheduled)
+        for seq, _ in scheduled.prefills:
             self.runner.release_consumed(seq)
-        for seq in scheduled.decodes:
-            seq.num_computed_tokens += 1
         if result.logits is None:
             return []
         sampled = self.sampler(result.logits, result.seqs)
@@ -168,7 +170,7 @@ class NativeEngine:
 
     def _append(self, seq: Sequence, token_id: int, finite: bool, logprobs: TokenLogprobs | None) -> StepOutput:
         if not finite:
-            self._finish(seq)
+            self._finish(seq, forget=True)
             return StepOutput(
                 seq.request_id,
                 finish_reason="error",
@@ -192,10 +194,11 @@ class NativeEngine:
             reason,
             stop_reason,
             queue_s=seq.queue_s if first else None,
+            num_cached_tokens=seq.num_cached_tokens if first else None,
         )
 
-    def _finish(self, seq: Sequence) -> None:
-        self.scheduler.finish(seq)
+    def _finish(self, seq: Sequence, *, forget: bool = False) -> None:
+        self.scheduler.finish(seq, forget=forget)
         self.sampler.forget(seq)
         self.runner.forget(seq)
         del self._sequences[seq.request_id]

@@ -1,41 +1,10 @@
-"""The paged KV cache: its memory (`KVCache`) and who owns which block (`BlockPool`)."""
+"""The memory of the paged KV cache. `block_pool.py` says who owns which block."""
 
 from __future__ import annotations
 
 import torch
 
-__all__ = ["BlockPool", "KVCache"]
-
-
-class BlockPool:
-    """Hands out KV blocks. A stack: blocks given back together come out together and in ascending order, so that a
-    lone sequence usually owns one contiguous run, which the CPU attention reads without gathering."""
-
-    def __init__(self, num_blocks: int, block_size: int) -> None:
-        self.num_blocks = num_blocks
-        self.block_size = block_size
-        self._free = list(range(num_blocks - 1, -1, -1))
-
-    @property
-    def num_free(self) -> int:
-        return len(self._free)
-
-    def blocks_for(self, num_tokens: int) -> int:
-        return -(-num_tokens // self.block_size)
-
-    def grow(self, block_table: list[int], num_tokens: int) -> bool:
-        """Extends `block_table` until it holds `num_tokens`; False, changing nothing, when too few blocks are free."""
-        missing = self.blocks_for(num_tokens) - len(block_table)
-        if missing > len(self._free):
-            return False
-        for _ in range(missing):
-            block_table.append(self._free.pop())
-        return True
-
-    def release(self, block_table: list[int]) -> None:
-        """Takes all blocks back and empties the table."""
-        self._free.extend(reversed(block_table))
-        block_table.clear()
+__all__ = ["KVCache"]
 
 
 class KVCache:

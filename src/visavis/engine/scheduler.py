@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import deque
 from dataclasses import dataclass, field
 
-from visavis.engine.kv_cache import BlockPool
+from visavis.engine.block_hash import BlockHasher
+from visavis.engine.block_pool import BlockPool
 from visavis.engine.sequence import Sequence, SequenceStatus
 
 __all__ = ["ScheduledStep", "Scheduler"]
@@ -27,7 +28,8 @@ class ScheduledStep:
 class Scheduler:
     """First come, first served. Every step first gives each decoding request its token, then spends what is left of
     `max_num_batched_tokens` on prompts in order of arrival. A request is admitted when its whole prompt fits into
-    free blocks; when a decode finds none, the youngest running request is preempted and recomputed later."""
+    free blocks, those it shares with the prefix cache aside; when a decode finds none, the youngest running request is
+    preempted and recomputed later, from what the prefix cache still has of it."""
 
     def __init__(self, pool: BlockPool, max_num_seqs: int, max_num_batched_tokens: int) -> None:
         self.pool = pool
@@ -36,22 +38,44 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         self.num_preemptions = 0
+        self.prefix_queries = 0  # tokens of requests at their first admission …
+        self.prefix_hits = 0  # … and how many of them were in the prefix cache
+        self._hasher = BlockHasher(pool.block_size) if pool.enable_prefix_caching else None
 
     @property
     def has_work(self) -> bool:
         return bool(self.waiting or self.running)
 
     def add(self, seq: Sequence) -> None:
+        if self._hasher is not None:
+            self._hasher.extend(seq, seq.num_prompt_tokens)
         self.waiting.append(seq)
 
-    def finish(self, seq: Sequence) -> None:
-        """Takes a request out, wherever it is, and its blocks back."""
+    def finish(self, seq: Sequence, *, forget: bool = False) -> None:
+        """Takes a request out, wherever it is, and its blocks back. `forget`: what they hold is not to be trusted."""
         if seq.status is SequenceStatus.RUNNING:
             self.running.remove(seq)
         elif seq.status is SequenceStatus.WAITING:
             self.waiting.remove(seq)
-        self.pool.release(seq.block_table)
+        self.pool.release(seq.block_table, forget=forget)
         seq.status = SequenceStatus.FINISHED
+
+    def advance(self, step: ScheduledStep) -> None:
+        """After a step was computed: moves its requests on, and names the blocks that became full."""
+        for seq in step.decodes:
+            self._computed(seq, 1)
+        for seq, length in step.prefills:
+            self._computed(seq, length)
+
+    def _computed(self, seq: Sequence, length: int) -> None:
+        first = seq.num_computed_tokens // self.pool.block_size
+        seq.num_computed_tokens += length
+        full = seq.num_computed_tokens // self.pool.block_size
+        if self._hasher is None or full == first:
+            return
+        self._hasher.extend(seq, seq.num_computed_tokens)
+        for index in range(first, min(full, len(seq.block_hashes))):
+            self.pool.name(seq.block_table[index], seq.block_hashes[index])
 
     def schedule(self) -> ScheduledStep:
         step = ScheduledStep()
@@ -81,16 +105,27 @@ class Scheduler:
         return length
 
     def _admit(self, seq: Sequence) -> bool:
+        found = self._cached_blocks(seq)
         # A block of headroom for each running request, so that its next tokens do not evict the newcomer at once.
-        headroom = len(self.running)
-        if self.running and self.pool.num_free - self.pool.blocks_for(seq.num_tokens) < headroom:
+        if self.pool.num_free_after(found, seq.num_tokens) < len(self.running):
             return False
-        if not self.pool.grow(seq.block_table, seq.num_tokens):
-            return False
+        self.pool.share(seq.block_table, found)
+        self.pool.grow(seq.block_table, seq.num_tokens)
+        seq.num_computed_tokens = len(found) * self.pool.block_size
+        if seq.num_cached_tokens is None:
+            seq.num_cached_tokens = seq.num_computed_tokens
+            self.prefix_queries += seq.num_tokens
+            self.prefix_hits += seq.num_computed_tokens
         self.waiting.popleft()
         seq.status = SequenceStatus.RUNNING
         self.running.append(seq)
         return True
+
+    def _cached_blocks(self, seq: Sequence) -> list[int]:
+        """The blocks of its beginning that are there already, short of its last token, whose logits are wanted."""
+        if self._hasher is None or seq.sampling.prompt_logprobs is not None:  # those need every token computed
+            return []
+        return self.pool.find(seq.block_hashes[: (seq.num_tokens - 1) // self.pool.block_size])
 
     def _preempt(self, seq: Sequence, step: ScheduledStep) -> None:
         self.running.remove(seq)

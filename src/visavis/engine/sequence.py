@@ -39,6 +39,8 @@ class Sequence:
     arrival_time: float = field(default_factory=time.perf_counter)
     queue_s: float | None = None  # arrival to the first step it took part in
     end_token_ids: frozenset[int] = frozenset()
+    block_hashes: list[bytes] = field(default_factory=list)  # names of its first full blocks, as far as worked out
+    num_cached_tokens: int | None = None  # found in the prefix cache when it was first admitted
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.token_ids)

@@ -8,9 +8,10 @@ import random
 import pytest
 import torch
 
+from visavis.engine.block_pool import BlockPool
 from visavis.engine.kernels.base import AttentionRow
 from visavis.engine.kernels.torch_decode import DecodeAttention, DenseCopy, InPlace, OneByOne
-from visavis.engine.kv_cache import BlockPool, KVCache
+from visavis.engine.kv_cache import KVCache
 
 LAYERS, BLOCK, KV_HEADS, GROUP, DIM = 2, 4, 2, 3, 8
 
@@ -63,7 +64,7 @@ def test_batches_that_grow_shrink_and_change_places_stay_right(seed: int) -> Non
     chance = random.Random(seed)
     cache = make_cache()
     pool = BlockPool(64, BLOCK)
-    pool._free.sort(key=lambda _: chance.random())  # block tables in any order
+    pool._blank.sort(key=lambda _: chance.random())  # block tables in any order
     attention = DecodeAttention(cache)
     rows: list[AttentionRow] = []
     kinds = set()

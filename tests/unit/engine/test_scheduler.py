@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.unit.engine.helpers import sequence
-from visavis.engine.kv_cache import BlockPool
+from visavis.engine.block_pool import BlockPool
 from visavis.engine.scheduler import ScheduledStep, Scheduler
 from visavis.engine.sequence import Sequence, SequenceStatus
 
