@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from visavis.cli.answer_document import answer_document
 from visavis.cli.inputs import add_request_options, files_of, named_by_flags, prompt_of, raw_cases
+from visavis.cli.model_file import interpreters_of, keep_box_format, use_model_file
 from visavis.cli.options import (
     add_engine_options,
     add_model_option,
@@ -48,7 +49,7 @@ Asks one question and writes the answer as it comes; how long each part took goe
     )
     add_request_options(parser)
     add_model_option(parser)
-    parser.add_argument("--backend", default="native", metavar="NAME", help="engine; `visavis backends` lists them")
+    parser.add_argument("--backend", metavar="NAME", help="engine; `visavis backends` lists them (default: native)")
     parser.add_argument("--draw", metavar="OUT.png", help="paint the answer's boxes and points on the upright image")
     parser.add_argument(
         "--draw-image", default="1", metavar="N", help="which of several images the boxes belong to, from 1"
@@ -63,6 +64,9 @@ Asks one question and writes the answer as it comes; how long each part took goe
 def run(args: Namespace) -> int:
     started = time.perf_counter()
     output = Output(args)
+    use_model_file(args)
+    if args.backend is None:
+        args.backend = "native"
     cases = raw_cases(args)
     if not cases:
         raise OptionError('the question is missing: visavis ask "what is this?" --image screen.png')
@@ -82,11 +86,12 @@ def run(args: Namespace) -> int:
     from visavis.backends.registry import new
 
     with output.only_ours():
-        model = new(args.backend)
+        model = new(args.backend, python=interpreters_of(args, (args.backend,)).get(args.backend))
         model.use_generation_config = args.generation_config
         with named_by_flags(cases[0]), closing(model), _progress(output, args.backend) as progress:
             # What the input is gets decided before the engine is loaded, so that its faults show at once.
             family = model.open(args.model, options)
+            keep_box_format(args, family)
             prompt, conversation = prompt_of(family, cases[0], args)
             check_sampling(args, sampling, options, family, prompt)
             image = _image_to_draw_on(args, conversation, prompt)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,10 +19,12 @@ from visavis.cli.bench_options import (
     refuse_lengths,
     result_path,
     seconds,
+    without_lengths,
     workloads_of,
 )
 from visavis.cli.engines import Opener, choose_backends, progress_display
 from visavis.cli.inputs import prompt_of, read_messages_file
+from visavis.cli.model_file import described_by, interpreters_of, use_model_file
 from visavis.cli.options import (
     add_engine_options,
     add_model_option,
@@ -124,7 +126,13 @@ def run(args: Namespace) -> int:
     path, earlier = None, None
     if args.resume is not None:
         args, path, earlier = _resumed(args)
-    names, skipped = choose_backends(args.backends, BY_DEFAULT)
+    use_model_file(args)
+    described = described_by(args)
+    if args.backends is None and described is not None:
+        args.backends = described.backend
+    named = None if args.backends is None else tuple(name.strip() for name in args.backends.split(","))
+    python = interpreters_of(args, named or BY_DEFAULT)
+    names, skipped = choose_backends(args.backends, BY_DEFAULT, python)
     options = engine_options(args, names, warmup=not args.no_warm_up)
     plan = _plan(args, names)
     workloads = workloads_of(args)
@@ -140,7 +148,7 @@ def run(args: Namespace) -> int:
     for entry in skipped if earlier is None else ():
         bench.notes.append(f"not measured: {entry.name} ({entry.missing})")
     output.say(f"result file: {path}")
-    interrupted = _measure(args, output, bench, plan, cells, work, options, path)
+    interrupted = _measure(args, output, bench, plan, cells, work, options, path, python)
     report = bench_report.finish(args, output, [(path.name, bench)])
     if interrupted is not None:
         output.say(f"interrupted; what was measured is kept: visavis bench --resume {path} goes on")
@@ -158,6 +166,7 @@ def _measure(
     work: Work,
     options: EngineOptions,
     path: Path,
+    python: Mapping[str, str],
 ) -> BaseException | None:
     """Runs to the end; gives back what interrupted it, once the file is whole."""
     from visavis.bench.runner import Runner
@@ -167,7 +176,7 @@ def _measure(
         save(bench, path)
 
     keep()
-    opener = Opener(args.model, options, args.generation_config)
+    opener = Opener(args.model, options, args.generation_config, python)
     try:
         with output.only_ours(), progress_display(output, "rounds") as say:
             if not args.no_ceiling and not bench.ceiling:
@@ -201,7 +210,7 @@ def _plan(args: Namespace, names: tuple[str, ...]) -> BenchPlan:
     refuse_lengths(args)
     plan = BenchPlan(
         backends=names,
-        sampling=sampling_params(args),
+        sampling=without_lengths(sampling_params(args), natural=args.natural),
         lengths="natural" if args.natural else "fixed",
         rounds=args.rounds or ROUNDS,
         seed=numbers("--prompt-seed", args.prompt_seed, least=0)[0] if args.prompt_seed is not None else 0,

@@ -15,6 +15,7 @@ from visavis.errors import OptionError, shorten
 if TYPE_CHECKING:
     from visavis.bench.result import Bench, Workload
     from visavis.bench.steady import Criterion
+    from visavis.sampling import SamplingParams
 
 __all__ = [
     "SAYING",
@@ -26,6 +27,7 @@ __all__ = [
     "refuse_lengths",
     "result_path",
     "seconds",
+    "without_lengths",
     "workloads_of",
 ]
 
@@ -125,6 +127,12 @@ def refuse_lengths(args: Namespace) -> None:
         raise OptionError("--stop would end answers that are to have an exact length; add --natural")
 
 
+def without_lengths(sampling: SamplingParams, *, natural: bool) -> SamplingParams:
+    """Of what a model's file says, that which would not change how long answers get: that is bench's own business."""
+    lengths = {"max_tokens", "min_tokens", "ignore_eos"} | (set() if natural else {"stop", "stop_token_ids"})
+    return replace(sampling, **dict.fromkeys(lengths & sampling.asked().keys()))
+
+
 def result_path(args: Namespace, bench: Bench) -> Path:
     """Where the result goes. Raises OptionError for a file that is there already."""
     if args.out is None:
@@ -150,9 +158,10 @@ def command_of(args: Namespace) -> tuple[str, ...]:
     words = ["visavis", "bench"]
     for action in _options(args.parser):
         flag = next((s for s in action.option_strings if s.startswith("--")), action.option_strings[-1])
-        if not _given(args, action) or flag in (*SAYING, "--out", "--resume"):
+        from_file = action.dest == "model" and args.model_file is not None  # which is read again
+        if not (from_file or _given(args, action)) or flag in (*SAYING, "--out", "--resume"):
             continue
-        value = getattr(args, action.dest)
+        value = args.model_file if from_file else getattr(args, action.dest)
         if action.nargs == 0:
             words.append(flag)
         else:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from visavis.cli.compare_setups import SetupOpener, add_setup_options, asked_cases, choose, make_setups
 from visavis.cli.engines import progress_display
 from visavis.cli.inputs import add_request_options, prompt_of, question_of
+from visavis.cli.model_file import keep_box_format, use_model_file
 from visavis.cli.options import (
     add_engine_options,
     add_model_option,
@@ -49,6 +50,7 @@ shows how fast each was and whether they generated the same tokens. With no prom
   visavis compare --ask "where is the search button?" --image screen.png --backends native,hf
   visavis compare --backends native,hf --set hf.special_tokens=all --report r.html
   visavis compare --backends mine=hf,theirs=native --settings two-people.toml
+  visavis compare -m model.toml --backends old=vllm,new=vllm --python old=/opt/a/bin/python
 
 A setting for one backend alone is --set NAME.setting=value: any sampling option, special_tokens, min_pixels,
 max_pixels, system, generation_config, or an engine option such as dtype. Where answers then differ, each setting is
@@ -88,6 +90,7 @@ tokens/s      all generated tokens / all time from submission to last token""",
 
 def run(args: Namespace) -> int:
     output = Output(args)
+    use_model_file(args)
     raw = asked_cases(args)
     for path in (args.report, args.csv):
         check_writable(path)
@@ -104,6 +107,7 @@ def run(args: Namespace) -> int:
     from visavis.families import load_family
 
     family = load_family(args.model, trust_remote_code=args.trust_remote_code)
+    keep_box_format(args, family)
     cases, first_image = _prepare(args, raw, family, setups, options)
     plan = Plan(
         model=family.folder.name,
@@ -121,7 +125,7 @@ def run(args: Namespace) -> int:
     names = tuple(setup.name for setup in setups)
     _print_before(args, output, names, cases, family.folder.name, first_image)
     with output.only_ours(), progress_display(output) as say:
-        result = compare(plan, cases, SetupOpener(args.model, options).open, say)
+        result = compare(plan, cases, SetupOpener(args.model, options, chosen.python).open, say)
     _write_files(args, result, cases, output)
     if output.json:
         output.document(as_dict(result))

@@ -6,17 +6,19 @@ import difflib
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from visavis.cli.engines import Opener, choose_backends
 from visavis.cli.inputs import RawCase, raw_cases, read_messages_file, samples_file
+from visavis.cli.model_file import described_by, interpreters_of
 from visavis.cli.options import named_value
 from visavis.errors import OptionError, shorten
 
 if TYPE_CHECKING:
     from visavis.backends.base import ModelInterface, Progress
+    from visavis.backends.description import ModelDescription
     from visavis.backends.options import EngineOptions
     from visavis.backends.registry import Availability
     from visavis.compare.setups import Setup
@@ -24,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Chosen", "SetupOpener", "add_setup_options", "asked_cases", "choose", "make_setups"]
 
+NOT_SETTINGS = ("backend", "python")
+"""Keys of a settings table that say what runs, not how."""
 BY_DEFAULT = ("native", "hf", "vllm", "sglang")
 """Backends that `compare` takes by itself where they can run; a server (openai) has to be named."""
 CACHES_OFF: dict[str, dict[str, Any]] = {
@@ -42,6 +46,7 @@ class Chosen:
     who: tuple[tuple[str, str], ...]
     own: Mapping[str, Mapping[str, Any]]
     skipped: tuple[Availability, ...] = ()
+    python: Mapping[str, str] = field(default_factory=dict)  # interpreters, by name or backend
 
     @property
     def backends(self) -> tuple[str, ...]:
@@ -86,19 +91,51 @@ def _use_example(args: Namespace, folder: Path) -> None:
 
 def choose(args: Namespace) -> Chosen:
     """From --backends, the settings file and --set NAME.setting=value (taken out of `args`). Raises OptionError."""
+    from visavis.backends.registry import NAMES
     from visavis.compare.settings_file import read_settings_file
 
     tables = {} if args.settings is None else read_settings_file(args.settings)
+    described = described_by(args)
     skipped: list[Availability] = []
     if args.backends is None and not tables:
-        names, skipped = choose_backends(None, BY_DEFAULT)
+        python = interpreters_of(args, NAMES)
+        names, skipped = choose_backends(None, BY_DEFAULT, python)
+        if described is not None and (first := described.backend) is not None:
+            choose_backends(first, BY_DEFAULT, python)
+            names = (first, *(name for name in names if name != first))
+            skipped = [entry for entry in skipped if entry.name != first]
         who = tuple((name, name) for name in names)
     else:
         who = _named(args.backends, tables)
-        choose_backends(",".join(dict.fromkeys(backend for _, backend in who)), BY_DEFAULT)
-    own = {name: {k: v for k, v in tables.get(name, {}).items() if k != "backend"} for name, _ in who}
+        python = interpreters_of(args, tuple(dict.fromkeys(n for pair in who for n in pair)))
+        python = {n: str(t["python"]) for n, t in tables.items() if "python" in t} | python
+        choose_backends(
+            ",".join(dict.fromkeys(backend for _, backend in who)),
+            BY_DEFAULT,
+            {backend: python[n] for name, backend in who for n in (backend, name) if n in python},
+        )
+    own = {name: {k: v for k, v in tables.get(name, {}).items() if k not in NOT_SETTINGS} for name, _ in who}
+    if described is not None:
+        args.described = _take_described(described, who, own)
     args.engine_option = list(_take_own(args.engine_option or (), who, own)) or None
-    return Chosen(who, own, tuple(skipped))
+    return Chosen(who, own, tuple(skipped), python)
+
+
+def _take_described(
+    described: ModelDescription, who: tuple[tuple[str, str], ...], own: dict[str, dict[str, Any]]
+) -> ModelDescription:
+    """Moves what the model's file says for one backend alone into `own`, under what is said there; the rest holds for
+    all."""
+    from visavis.backends.registry import NAMES
+
+    options = described.options_for([backend for _, backend in who], NAMES)
+    for key, value in options.get("extra", {}).items():
+        address, dot, name = key.partition(".")
+        if dot:
+            for n in (n for n, backend in who if backend == address):
+                own[n].setdefault(name.replace("-", "_"), value)
+    common = {k: v for k, v in options.get("extra", {}).items() if "." not in k}
+    return replace(described, options={**options, "extra": common})
 
 
 def _named(asked: str | None, tables: Mapping[str, Mapping[str, Any]]) -> tuple[tuple[str, str], ...]:
@@ -174,8 +211,9 @@ def make_setups(
 class SetupOpener:
     """Loads each setup in a child process of its own."""
 
-    def __init__(self, model: str | None, options: EngineOptions) -> None:
-        self.options = options
+    def __init__(self, model: str | None, options: EngineOptions, python: Mapping[str, str] | None = None) -> None:
+        """`python`: interpreters, by the setup's name or its backend."""
+        self.options, self._python = options, python or {}
         self._opener = Opener(model, options, False)
 
     @contextmanager
@@ -184,5 +222,6 @@ class SetupOpener:
 
         self._opener.options = options_of(self.options, engine, f"settings of {setup.name}")
         self._opener.use_generation_config = setup.generation_config
-        with self._opener.open(setup.backend, progress) as model:
+        python = self._python.get(setup.name) or self._python.get(setup.backend)
+        with self._opener.open(setup.backend, progress, python) as model:
             yield model

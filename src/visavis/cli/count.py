@@ -6,6 +6,7 @@ from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
 from visavis.cli.inputs import RawCase, add_request_options, conversation_of, flag_case, named_by_flags, raw_cases
+from visavis.cli.model_file import use_model_file
 from visavis.cli.options import add_model_option, add_pixel_options, announce_model
 from visavis.cli.output import Output, add_output_options
 from visavis.cli.parser import Parser
@@ -35,6 +36,7 @@ def run(args: Namespace) -> int:
     cases = _cases(args)
     if not cases:
         raise OptionError('nothing to count: visavis count "what is this?" --image screen.png, or --messages FILE')
+    use_model_file(args)
     announce_model(args, output)
     from visavis.families import load_family
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
@@ -24,28 +24,41 @@ class Opener:
     """Loads a backend in a child process, with the interpreter it needs: its memory and its start are its own, and
     end with it. A server is talked to from here."""
 
-    def __init__(self, model: str | None, options: EngineOptions, use_generation_config: bool) -> None:
+    def __init__(
+        self,
+        model: str | None,
+        options: EngineOptions,
+        use_generation_config: bool,
+        python: Mapping[str, str] | None = None,
+    ) -> None:
+        """`python`: interpreters named for some backends."""
         from visavis.backends.registry import availability
 
         self.model, self.options, self.use_generation_config = model, options, use_generation_config
-        self.interpreters = {entry.name: entry.interpreter for entry in availability()}
+        self.interpreters = {entry.name: entry.interpreter for entry in availability(python)}
 
     @contextmanager
-    def open(self, backend: str, progress: Progress) -> Iterator[ModelInterface]:
+    def open(self, backend: str, progress: Progress, python: str | None = None) -> Iterator[ModelInterface]:
+        """`python`: another interpreter than the backend's usual one."""
         from visavis.backends.registry import new
         from visavis.backends.worker import WorkerModel
 
-        python = self.interpreters.get(backend) or None
-        with new(backend) if backend == "openai" else WorkerModel(backend, python=python) as model:
+        if python is not None or backend == "openai":
+            made = new(backend, python=python)
+        else:
+            made = WorkerModel(backend, python=self.interpreters.get(backend) or None)
+        with made as model:
             model.use_generation_config = self.use_generation_config
             model.load(self.model, self.options, progress)
             yield model
 
 
-def choose_backends(asked: str | None, usual: Collection[str]) -> tuple[tuple[str, ...], list[Availability]]:
+def choose_backends(
+    asked: str | None, usual: Collection[str], python: Mapping[str, str] | None = None
+) -> tuple[tuple[str, ...], list[Availability]]:
     """The backends `asked` for (A,B), else those of the `usual` ones that can run here; and what was left out.
 
-    Raises OptionError.
+    `python`: interpreters named for some. Raises OptionError.
     """
     from visavis.backends.registry import availability, new
 
@@ -55,7 +68,7 @@ def choose_backends(asked: str | None, usual: Collection[str]) -> tuple[tuple[st
             raise OptionError("--backends names none; e.g. --backends native,hf")
         if twice := next((name for name in names if names.count(name) > 1), None):
             raise OptionError(f"--backends names {twice} twice")
-        known = {entry.name: entry for entry in availability()}
+        known = {entry.name: entry for entry in availability(python)}
         for name in names:
             if name not in known:
                 new(name)  # raises for what does not exist
@@ -63,7 +76,7 @@ def choose_backends(asked: str | None, usual: Collection[str]) -> tuple[tuple[st
                 fix = f"; to add it: {known[name].fix}" if known[name].fix else ""
                 raise OptionError(f"backend {name} cannot run here: {known[name].missing}{fix}")
         return names, []
-    found = [entry for entry in availability() if entry.name in usual]
+    found = [entry for entry in availability(python) if entry.name in usual]
     skipped = [e for e in found if not e.can_run]
     if not (names := tuple(e.name for e in found if e.can_run)):
         raise OptionError("no backend can run here; visavis backends says what adds them")

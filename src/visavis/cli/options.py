@@ -50,7 +50,11 @@ _SAMPLING = (
 
 def add_model_option(parser: ArgumentParser) -> None:
     parser.add_argument(
-        "-m", "--model", metavar="MODEL", help="Hugging Face folder or hub id (default: the bundled tiny-screen)"
+        "-m",
+        "--model",
+        metavar="MODEL",
+        help="Hugging Face folder, hub id, or a file that describes a model: .toml, .yaml, vlm_base.csv "
+        "(default: the bundled tiny-screen)",
     )
     parser.add_argument(
         "--trust-remote-code",
@@ -62,7 +66,8 @@ def add_model_option(parser: ArgumentParser) -> None:
 def announce_model(args: Namespace, output: Output) -> None:
     """Says which model is used when none was named."""
     if args.model is None:
-        output.say("no -m given: using the bundled model tiny-screen, which reads screenshots")
+        why = "no -m given" if getattr(args, "model_file", None) is None else f"{args.model_file} names no model"
+        output.say(f"{why}: using the bundled model tiny-screen, which reads screenshots")
 
 
 def add_pixel_options(parser: ArgumentParser) -> None:
@@ -111,7 +116,8 @@ def add_sampling_options(parser: ArgumentParser, *, single: bool) -> None:
 
 
 def sampling_params(args: Namespace) -> SamplingParams:
-    """What was asked for, checked. Raises OptionError."""
+    """What was asked for, by flags or else by the file that describes the model, checked. Raises OptionError."""
+    from visavis.cli.model_file import described_by
     from visavis.sampling import SamplingParams
 
     given: dict[str, Any] = {name: getattr(args, name) for _, name, _, _ in _SAMPLING}
@@ -124,7 +130,11 @@ def sampling_params(args: Namespace) -> SamplingParams:
         "bad_words": args.bad_word,
         "special_tokens": args.special_tokens,
     }
-    return SamplingParams.from_mapping({k: v for k, v in given.items() if v is not None}, where="command line")
+    asked = SamplingParams.from_mapping({k: v for k, v in given.items() if v is not None}, where="command line")
+    described = described_by(args)
+    if described is None or described.sampling is None:
+        return asked
+    return SamplingParams(**{**described.sampling.asked(), **asked.asked()})
 
 
 def check_sampling(
@@ -161,6 +171,12 @@ def add_engine_options(parser: ArgumentParser) -> None:
     group.add_argument("--tensor-parallel-size", metavar="N", help="GPUs to split the model over (default: 1)")
     group.add_argument("--quantization", metavar="NAME", help="of the weights (default: the checkpoint's)")
     group.add_argument("--enforce-eager", action="store_true", help="no compiling, no graph capture")
+    group.add_argument(
+        "--python",
+        action="append",
+        metavar="[NAME=]PATH",
+        help="interpreter that has the engine; for one backend (default: see `visavis backends`); repeatable",
+    )
     group.add_argument("--engine-seed", metavar="N", help="of the engine itself, beside --seed (default: 0)")
     group.add_argument(
         "--engine-option",
@@ -172,8 +188,10 @@ def add_engine_options(parser: ArgumentParser) -> None:
 
 
 def engine_options(args: Namespace, backends: Collection[str], *, warmup: bool) -> EngineOptions:
-    """What was asked for of these backends, checked. Raises OptionError."""
+    """What was asked for of these backends, by flags or else by the model's file, checked. Raises OptionError."""
     from visavis.backends.options import check_addressed, parse_options
+    from visavis.backends.registry import NAMES, merged_options
+    from visavis.cli.model_file import described_by
 
     names = (
         "dtype",
@@ -195,7 +213,12 @@ def engine_options(args: Namespace, backends: Collection[str], *, warmup: bool) 
         "warmup": warmup,
         "extra": dict(named_value(text) for text in args.engine_option) if args.engine_option else None,
     }
-    options = parse_options({k: v for k, v in given.items() if v is not None}, where="command line")
+    asked = {k: v for k, v in given.items() if v is not None}
+    if (described := described_by(args)) is not None:
+        below = described.options_for(backends, NAMES)
+        asked["warmup"] = warmup and below.get("warmup", True)
+        asked = merged_options(below, asked)
+    options = parse_options(asked, where="command line")
     check_addressed(options, backends)
     return options
 

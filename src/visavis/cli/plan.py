@@ -5,6 +5,8 @@ from __future__ import annotations
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
+from visavis.cli.model_file import described_by, use_model_file
+from visavis.cli.options import announce_model
 from visavis.cli.output import Output, add_output_options
 from visavis.cli.parser import positive
 from visavis.errors import OptionError, shorten
@@ -30,16 +32,20 @@ def add_parser(commands: Any) -> ArgumentParser:
     parser: ArgumentParser = commands.add_parser(
         "plan", help="what fits a device, every setting and why", description=DESCRIPTION
     )
-    parser.add_argument("-m", "--model", metavar="MODEL", help="Hugging Face folder or hub id (default: tiny-screen)")
+    parser.add_argument(
+        "-m",
+        "--model",
+        metavar="MODEL",
+        help="Hugging Face folder, hub id, or a file that describes a model, of which backend, dtype, quantization, "
+        "max_model_len and tensor_parallel_size count (default: tiny-screen)",
+    )
     place = parser.add_argument_group("device")
     place.add_argument("--gpu-memory", metavar="SIZE", help="of one card, e.g. 24GiB (default: the devices here)")
     place.add_argument(
-        "--tensor-parallel-size", type=positive, default=1, metavar="N", help="cards to split the model over"
+        "--tensor-parallel-size", type=positive, metavar="N", help="cards to split the model over (default: 1)"
     )
     formats = parser.add_argument_group("formats")
-    formats.add_argument(
-        "--dtype", default="auto", metavar="TYPE", help="auto: the checkpoint's on a GPU, float32 on a CPU"
-    )
+    formats.add_argument("--dtype", metavar="TYPE", help="(default: auto: the checkpoint's on a GPU, float32 on a CPU)")
     formats.add_argument(
         "--quantization",
         metavar="NAME",
@@ -57,6 +63,10 @@ def add_parser(commands: Any) -> ArgumentParser:
     work.add_argument("--max-tokens", type=positive, metavar="N", help="longest answer (default: 512)")
     work.add_argument("--concurrency", type=positive, metavar="N", help="requests at once (default: as many as fit)")
     parser.add_argument("--backends", metavar="A,B", help="engines to plan for (default: native,hf,vllm,sglang)")
+    parser.add_argument(
+        "--why", action="store_true", help="also the reason of every setting, the weights by part, the advice in full"
+    )
+    parser.add_argument("--report", metavar="FILE.html", help="all of it on one page, with the memory as a picture")
     add_output_options(parser)
     return parser
 
@@ -71,10 +81,10 @@ def run(args: Namespace) -> int:
     output = Output(args)
     if args.words_left:
         raise OptionError(f"plan: {shorten(args.words_left[0])} belongs to no option; the model is given with -m")
+    context = _use_file(args)
     memory = parse_bytes(args.gpu_memory) if args.gpu_memory is not None else None
     images = _images(args.image)
-    if args.model is None:
-        output.say("no -m given: using the bundled model tiny-screen, which reads screenshots")
+    announce_model(args, output)
     folder = resolve_model(args.model)
     result = plan(
         folder.config,
@@ -90,7 +100,7 @@ def run(args: Namespace) -> int:
         max_tokens=args.max_tokens,
         concurrency=args.concurrency,
         bounds=_bounds(folder),
-        context=folder.max_model_len,
+        context=min(context or folder.max_model_len, folder.max_model_len),
         engines=_engines(args.backends) or tuple(ENGINES),
         where=f"{folder.name}: config.json",
     )
@@ -99,8 +109,23 @@ def run(args: Namespace) -> int:
     else:
         from visavis.plan.render import show
 
-        show(result, output.console())
+        show(result, output.console(), why=args.why)
     return 0 if result.fits else 1
+
+
+def _use_file(args: Namespace) -> int | None:
+    """What a file that describes the model says where no flag does; gives back its max_model_len."""
+    use_model_file(args)
+    described = described_by(args)
+    options: dict[str, Any] = {} if described is None else described.options
+    ranks = args.tensor_parallel_size or options.get("tensor_parallel_size", 1)
+    args.tensor_parallel_size = int(ranks)
+    args.dtype = str(args.dtype or options.get("dtype", "auto"))
+    args.quantization = args.quantization or options.get("quantization")
+    if args.backends is None and described is not None:
+        args.backends = described.backend
+    length = options.get("max_model_len")
+    return None if length is None else int(length)
 
 
 def _images(given: list[str] | None) -> tuple[tuple[int, int], ...] | None:
