@@ -13,6 +13,7 @@ from visavis.backends.option_map import check_extra
 from visavis.backends.options import EngineOptions, refuse_unsupported
 from visavis.backends.waiting import wait_asleep
 from visavis.errors import InputError
+from visavis.sampling import ALL_FIELDS
 
 if TYPE_CHECKING:
     from visavis.engine import NativeEngine, StepOutput
@@ -28,7 +29,8 @@ SHARED = (
     "max_num_batched_tokens",
     "kv_cache_bytes",
 )
-EXTRA = ("block_size", "num_blocks", "enable_prefix_caching", "kernels")
+SAMPLING = ALL_FIELDS - {"n", "bad_words", "bad_words_ids", "prompt_logprobs"}
+EXTRA = ("block_size", "num_blocks", "enable_prefix_caching", "encoder_cache_bytes", "kernels")
 
 
 class NativeModel(ModelInterface):
@@ -43,11 +45,9 @@ class NativeModel(ModelInterface):
         self._batch = 0
 
     def capabilities(self) -> Capabilities:
-        from visavis.engine.sampler import HONOURED
-
         family = self._family()
         return Capabilities(
-            images=family.supports_images, videos=family.supports_videos, arrivals=True, sampling=HONOURED
+            images=family.supports_images, videos=family.supports_videos, arrivals=True, sampling=SAMPLING
         )
 
     # ---- load and close ----------------------------------------------------------------------------------------
@@ -97,6 +97,7 @@ class NativeModel(ModelInterface):
                 "num_blocks": engine.num_blocks,
                 "kv_cache_bytes": engine.num_blocks * settings.block_bytes(engine.model_config),
                 "enable_prefix_caching": settings.enable_prefix_caching,
+                "encoder_cache_bytes": settings.encoder_cache_bytes,
                 "threads": torch.get_num_threads(),
                 "kernels": engine.kernels,
                 "torch": str(torch.__version__),  # a plain str: TorchVersion would import torch where it is unpickled

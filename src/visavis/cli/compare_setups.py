@@ -34,7 +34,7 @@ CACHES_OFF: dict[str, dict[str, Any]] = {
     # Only with both off does vLLM also stop using an image's embedding again.
     "vllm": {"enable_prefix_caching": False, "mm_processor_cache_gb": 0},
     "sglang": {"disable_radix_cache": True},
-    "native": {"enable_prefix_caching": False},
+    "native": {"enable_prefix_caching": False, "encoder_cache_bytes": 0},
 }
 """Caches of earlier prompts: with them a prompt asked again would cost nothing and every figure would be too good."""
 

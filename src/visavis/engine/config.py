@@ -17,6 +17,8 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 KERNELS = ("auto", "torch", "compiled")
 DEFAULT_MAX_NUM_SEQS = 64
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 4096
+DEFAULT_ENCODER_CACHE_BYTES = 256 << 20
+"""Sixteen screens of 1920×1080 for a 2B model in float32: 2,691 tokens of 1,536 values each."""
 CPU_MEMORY_SHARE = 0.25
 """Of the memory free at start, the most the KV cache takes on a CPU when no budget is given."""
 GPU_MEMORY_SHARE = 0.9
@@ -37,6 +39,7 @@ class EngineConfig:
     max_model_len: int | None = None  # tokens of prompt and answer together
     threads: int | None = None  # CPU threads, for the whole process (torch has one pool)
     enable_prefix_caching: bool = True  # beginnings computed before are read from the KV cache
+    encoder_cache_bytes: int = DEFAULT_ENCODER_CACHE_BYTES  # outputs of the vision tower kept for later; 0: none
     kernels: str = "auto"  # auto, torch (the plain reference), or compiled (an error where that cannot be had)
 
     def resolve(self, model: ModelConfig) -> EngineSettings:
@@ -47,6 +50,7 @@ class EngineConfig:
         _check_positive("threads", self.threads)
         if self.kernels not in KERNELS:
             raise OptionError(f"kernels {shorten(self.kernels)} is not known; give {', '.join(KERNELS)}")
+        _check_positive("encoder_cache_bytes", self.encoder_cache_bytes, least=0)
         _check_bool("enable_prefix_caching", self.enable_prefix_caching)
         if self.num_blocks is not None and self.kv_cache_bytes is not None:
             raise OptionError("num_blocks and kv_cache_bytes both size the KV cache; give one of them")
@@ -76,6 +80,7 @@ class EngineConfig:
             max_model_len_asked=self.max_model_len is not None,
             threads=self.threads,
             enable_prefix_caching=self.enable_prefix_caching,
+            encoder_cache_bytes=self.encoder_cache_bytes,
             kernels=self.kernels,
         )
 
@@ -95,6 +100,7 @@ class EngineSettings:
     max_model_len_asked: bool
     threads: int | None
     enable_prefix_caching: bool
+    encoder_cache_bytes: int
     kernels: str
 
     def block_bytes(self, model: ModelConfig) -> int:
@@ -123,13 +129,13 @@ class EngineSettings:
         return int(blocks)
 
 
-def _check_positive(name: str, value: int | None) -> None:
+def _check_positive(name: str, value: int | None, least: int = 1) -> None:
     if value is None:
         return
     if not isinstance(value, int) or isinstance(value, bool):  # engine-specific options come as they were written
         raise OptionError(f"{name} {shorten(value)} is not valid: a whole number is needed")
-    if value < 1:
-        raise OptionError(f"{name} {value} is out of range: 1 or more")
+    if value < least:
+        raise OptionError(f"{name} {value} is out of range: {least} or more")
 
 
 def _check_bool(name: str, value: bool) -> None:

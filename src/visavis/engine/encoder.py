@@ -1,23 +1,27 @@
-"""Images and videos of running requests: encoded once, when a chunk first reaches them, kept until consumed."""
+"""Images and videos of running requests: encoded once, when a chunk first reaches them, kept while there is room."""
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Mapping
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from visavis.engine.block_hash import media_key
+from visavis.engine.encoder_cache import EncoderCache
 from visavis.engine.models.vision import VisionOutput, VisionTower
 from visavis.engine.models.vision_layout import Grid
 from visavis.engine.sequence import Sequence
 from visavis.patches import patchify
-from visavis.prompt import PreparedMedia
 
 __all__ = ["Chunk", "VisionEncoder", "VisualRows"]
 
 MAX_PATCHES_PER_PASS = 16384
 """Bounds the tower's activations; a single larger item still goes through in one pass."""
+
+_Reader = tuple[int, int]  # uid of a request, number of the item in its prompt
 
 
 class Chunk(NamedTuple):
@@ -38,9 +42,13 @@ class VisualRows(NamedTuple):
 
 
 class VisionEncoder:
-    def __init__(self, tower: VisionTower) -> None:
+    """`cache_bytes`: how much is kept of what no running request reads any more; 0: nothing, and requests with the same
+    image do not share its output either."""
+
+    def __init__(self, tower: VisionTower, cache_bytes: int = 0) -> None:
         self.tower = tower
-        self._outputs: dict[tuple[int, int], VisionOutput] = {}  # (uid, number of the media item)
+        self.cache = EncoderCache(cache_bytes)
+        self._reading: dict[_Reader, Hashable] = {}  # key of each item that a request has begun and not finished
 
     def __call__(self, chunks: Seq[Chunk]) -> VisualRows | None:
         """What the step's chunks need; None when none of them touches an image or video."""
@@ -53,13 +61,10 @@ class VisionEncoder:
         ]
         if not touched:
             return None
-        missing = {
-            (c.seq.uid, n): c.seq.prompt.media[n] for c, n, _, _ in touched if (c.seq.uid, n) not in self._outputs
-        }
-        self._encode(missing, chunks)
+        self._begin({(c.seq.uid, number): c.seq for c, number, _, _ in touched})
         rows, embeddings, deepstack = [], [], []
         for chunk, number, low, high in touched:
-            output = self._outputs[chunk.seq.uid, number]
+            output = self.cache[self._reading[chunk.seq.uid, number]]
             rows.append(chunk.seq.visual_positions[number][low:high] + (chunk.row - chunk.start))
             embeddings.append(output.embeddings[low:high])
             if output.deepstack is not None:
@@ -68,45 +73,76 @@ class VisionEncoder:
         return VisualRows(where, torch.cat(embeddings), torch.cat(deepstack) if deepstack else None)
 
     def release(self, seq: Sequence) -> None:
-        """Drops the items whose tokens have all been computed."""
+        """Of the items whose tokens have all been computed."""
         for number, positions in enumerate(seq.visual_positions):
             if positions[-1] < seq.num_computed_tokens:
-                self._outputs.pop((seq.uid, number), None)
+                self._end((seq.uid, number))
 
     def forget(self, seq: Sequence) -> None:
-        """Drops everything of a request that ended or was preempted."""
+        """Of a request that ended or was preempted, all items."""
         for number in range(len(seq.visual_positions)):
-            self._outputs.pop((seq.uid, number), None)
+            self._end((seq.uid, number))
 
-    def _encode(self, missing: dict[tuple[int, int], PreparedMedia], chunks: Seq[Chunk]) -> None:
-        rules = {chunk.seq.uid: chunk.seq.prompt.patch_rule for chunk in chunks}
+    def has(self, seq: Sequence, number: int) -> bool:
+        """True when this item would not be encoded if it came now."""
+        return self._key(seq, number) in self.cache
+
+    def _begin(self, readers: dict[_Reader, Sequence]) -> None:
+        """Lets requests read their items; those that are nowhere yet are encoded, each once."""
+        new = {reader: self._key(seq, reader[1]) for reader, seq in readers.items() if reader not in self._reading}
+        missing = {key: (readers[reader], reader[1]) for reader, key in new.items() if key not in self.cache}
+        self._encode(missing)
+        self.cache.queries += len(new)
+        self.cache.hits += len(new) - len(missing)
+        for reader, key in new.items():
+            self._reading[reader] = key
+            self.cache.acquire(key)
+        self.cache.trim()
+
+    def _end(self, reader: _Reader) -> None:
+        key = self._reading.pop(reader, None)
+        if key is not None:
+            self.cache.release(key)
+
+    def _key(self, seq: Sequence, number: int) -> Hashable:
+        key = media_key(seq.prompt.media[number], seq.prompt.patch_rule) if self.cache.capacity_bytes else None
+        return (seq.uid, number) if key is None else key
+
+    def _encode(self, missing: Mapping[Hashable, tuple[Sequence, int]]) -> None:
+        """Items of several requests go through the tower together."""
         # Frames of one size side by side share their attention calls.
-        keys = sorted(missing, key=lambda key: _grid(missing[key])[1:])
-        while keys:
-            batch: list[tuple[int, int]] = []
+        left = sorted(missing, key=lambda key: _grid(*missing[key])[1:])
+        while left:
+            batch: list[Hashable] = []
             patches: list[torch.Tensor] = []
             total = 0
-            while keys and (not batch or total + _num_patches(missing[keys[0]]) <= MAX_PATCHES_PER_PASS):
-                key = keys.pop(0)
-                rule = rules[key[0]]
+            while left and (not batch or total + _num_patches(*missing[left[0]]) <= MAX_PATCHES_PER_PASS):
+                key = left.pop(0)
+                seq, number = missing[key]
+                rule = seq.prompt.patch_rule
                 assert rule is not None  # checked on arrival
                 batch.append(key)
-                patches.append(patchify(missing[key].pixels, rule))
+                patches.append(patchify(seq.prompt.media[number].pixels, rule))
                 total += len(patches[-1])
-            grids = [_grid(missing[key]) for key in batch]
+            grids = [_grid(*missing[key]) for key in batch]
             output = self.tower(torch.cat(patches) if len(patches) > 1 else patches[0], grids)
+            if len(batch) == 1:
+                self.cache.put(batch[0], output)
+                continue
             sizes = [t * h * w // self.tower.config.merge_size**2 for t, h, w in grids]
             embeddings = output.embeddings.split(sizes)
             deepstack = output.deepstack.split(sizes) if output.deepstack is not None else [None] * len(sizes)
             for key, part, deep in zip(batch, embeddings, deepstack, strict=True):
-                self._outputs[key] = VisionOutput(part, deep)
+                # Copies: a view would keep the whole batch in memory for as long as one of its items is kept.
+                self.cache.put(key, VisionOutput(part.clone(), None if deep is None else deep.clone()))
 
 
-def _grid(item: PreparedMedia) -> Grid:
-    assert item.grid is not None  # checked on arrival
-    return item.grid
+def _grid(seq: Sequence, number: int) -> Grid:
+    grid = seq.prompt.media[number].grid
+    assert grid is not None  # checked on arrival
+    return grid
 
 
-def _num_patches(item: PreparedMedia) -> int:
-    t, h, w = _grid(item)
+def _num_patches(seq: Sequence, number: int) -> int:
+    t, h, w = _grid(seq, number)
     return t * h * w

@@ -95,7 +95,7 @@ class NativeEngine:
                 device=device,
                 dtype=dtype,
             )
-            encoder = VisionEncoder(tower) if tower is not None else None
+            encoder = VisionEncoder(tower, self.settings.encoder_cache_bytes) if tower is not None else None
             rope = RotaryEmbedding(c.rope, c.head_dim, device, dtype)
             self.runner = Runner(model, encoder, rope, kernels, cache, self.settings.max_num_seqs)
         self.pool = BlockPool(

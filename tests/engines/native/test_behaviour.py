@@ -51,7 +51,7 @@ def test_an_aborted_request_leaves_the_others_and_no_block_behind(ref: Reference
         assert [a for i, a in enumerate(answers) if i != 1] == [e for i, e in enumerate(expected) if i != 1]
         assert engine.pool.num_free == engine.pool.num_blocks
         assert engine.runner.encoder is not None
-        assert not engine.runner.encoder._outputs
+        assert engine.runner.encoder.cache.num_read == 0
 
 
 @pytest.mark.parametrize("kernels", ["torch", "auto"])
@@ -208,8 +208,11 @@ class CountingTower:
         return self.tower(patches, grids)
 
 
-def test_an_image_is_encoded_once_whatever_the_chunks_and_dropped_when_consumed(ref: Reference) -> None:
-    engine = make_engine(ref, max_num_batched_tokens=5)
+@pytest.mark.parametrize("cache_bytes", [0, 1 << 20])
+def test_an_image_is_encoded_once_whatever_the_chunks_and_let_go_when_consumed(
+    ref: Reference, cache_bytes: int
+) -> None:
+    engine = make_engine(ref, max_num_batched_tokens=5, encoder_cache_bytes=cache_bytes)
     encoder = engine.runner.encoder
     assert encoder is not None
     encoder.tower = tower = CountingTower(encoder.tower)  # type: ignore[assignment]
@@ -218,14 +221,27 @@ def test_an_image_is_encoded_once_whatever_the_chunks_and_dropped_when_consumed(
     while engine.has_work:
         engine.step()
         reading = {seq.uid for seq in engine.scheduler.running if seq.num_computed_tokens < seq.num_prompt_tokens}
-        assert {uid for uid, _ in encoder._outputs} <= reading
+        assert {uid for uid, _ in encoder._reading} <= reading
+        assert encoder.cache.num_read <= 2 * len(reading)
     assert sorted(tower.seen) == [(1, 4, 4), (1, 6, 8), (1, 8, 6)]
+    assert encoder.cache.num_read == 0
+    assert (encoder.cache.num_bytes == 0) == (cache_bytes == 0)
 
 
-def test_images_of_a_preempted_request_are_dropped_and_encoded_again(ref: Reference) -> None:
+@pytest.mark.parametrize("cache_bytes", [0, 1 << 20])
+def test_images_of_a_preempted_request_are_let_go_and_encoded_again_unless_kept(
+    ref: Reference, cache_bytes: int
+) -> None:
     text, image = ref.prompt([30], seed=1), ref.prompt([2, ("image", (1, 16, 16)), 2], seed=2)
     expected = greedy(make_engine(ref), [text, image], 20)
-    engine = make_engine(ref, block_size=4, num_blocks=40, max_num_batched_tokens=12)
+    engine = make_engine(
+        ref,
+        block_size=4,
+        num_blocks=40,
+        max_num_batched_tokens=12,
+        encoder_cache_bytes=cache_bytes,
+        enable_prefix_caching=False,
+    )
     encoder = engine.runner.encoder
     assert encoder is not None
     encoder.tower = tower = CountingTower(encoder.tower)  # type: ignore[assignment]
@@ -237,17 +253,17 @@ def test_images_of_a_preempted_request_are_dropped_and_encoded_again(ref: Refere
         for output in engine.step():
             answers[int(output.request_id)] += output.token_ids
 
-    while not encoder._outputs:  # until the image is being read
+    while not encoder._reading:  # until the image is being read
         step()
     taken: list[int] = []
     assert engine.pool.grow(taken, engine.pool.num_free * 4)  # memory is gone: the next block must come from someone
     while not engine.scheduler.num_preemptions:
         step()
-    assert not encoder._outputs
+    assert encoder.cache.num_read == 0
     engine.pool.release(taken)
     while engine.has_work:
         step()
-    assert tower.seen == [(1, 16, 16)] * 2
+    assert tower.seen == [(1, 16, 16)] * (1 if cache_bytes else 2)
     assert answers == expected
 
 

@@ -109,7 +109,7 @@ def test_the_same_ids_with_another_image_are_no_hit(ref: Reference) -> None:
 
 def test_no_image_is_encoded_that_a_hit_covers_and_one_cut_by_its_end_is(ref: Reference) -> None:
     """Tokens: 9 text, marker, 12 image, marker, …: 23 in all, so 5 blocks of 4 end inside the image, 24 behind it."""
-    engine = make_engine(ref, block_size=BLOCK)
+    engine = make_engine(ref, block_size=BLOCK, encoder_cache_bytes=0)
     tower = CountingTower(engine)
     longer, shorter = ref.prompt([9, IMAGE, 5], seed=8), ref.prompt([9, IMAGE], seed=8)
     assert len(shorter) == 23
