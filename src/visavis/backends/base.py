@@ -99,6 +99,7 @@ class ModelInterface(ABC):
         self.info: LoadInfo | None = None
         self.sampling_defaults: SamplingParams | None = None
         self.use_generation_config = False
+        self.limit_per_prompt: Mapping[str, int] | None = None  # of the options it was loaded with
         self.clock: Callable[[], float] = time.perf_counter  # what `TokenEvent.times` are measured with
         self._vocabulary: Vocabulary | None = None
         self.serving = threading.Lock()  # held while a batch runs: one at a time
@@ -141,6 +142,7 @@ class ModelInterface(ABC):
         report = progress or (lambda phase, seconds: None)
         options = for_backend(options or EngineOptions(), self.name, {*NAMES, self.name})
         self.close()
+        self.limit_per_prompt = options.limit_per_prompt
         start = self.clock()
         report("tokenizer", 0.0)
         self._open(model, options)

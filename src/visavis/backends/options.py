@@ -37,6 +37,7 @@ class EngineOptions:
     gpu_memory_utilization: float | None = None
     tensor_parallel_size: int = 1
     quantization: str | None = None
+    limit_per_prompt: dict[str, int] | None = None  # {"image": 4, "video": 1}: most items of a kind in one prompt
     enforce_eager: bool = False
     seed: int = 0
     trust_remote_code: bool = False
@@ -110,6 +111,8 @@ def _parse(name: str, value: Any) -> Any:
         if not isinstance(value, bool):
             raise ValueError("true or false is needed")
         return value
+    if name == "limit_per_prompt":
+        return _limits(value)
     if name == "extra":
         if not isinstance(value, Mapping):
             raise ValueError("a mapping of the engine's own options is needed")
@@ -117,6 +120,25 @@ def _parse(name: str, value: Any) -> Any:
     if not isinstance(value, str) and not (name == "device" and hasattr(value, "type")):  # a torch.device has one
         raise ValueError("text is needed")
     return str(value)
+
+
+KINDS = ("image", "video")
+
+
+def _limits(value: Any) -> dict[str, int]:
+    """A mapping, or text as people write it: `image=4,video=1`."""
+    if isinstance(value, str):
+        pairs = [part.partition("=") for part in value.split(",")]
+        value = {kind.strip(): number.strip() for kind, _, number in pairs}
+    if not isinstance(value, Mapping) or not value:
+        raise ValueError("kinds and numbers are needed, e.g. image=4,video=1")
+    limits = {}
+    for kind, number in value.items():
+        name = str(kind).lower().removesuffix("s")
+        if name not in KINDS:
+            raise ValueError("the kinds are image and video, e.g. image=4,video=1")
+        limits[name] = _whole(number, 0)
+    return limits
 
 
 def _whole(value: Any, least: int) -> int:
@@ -174,8 +196,11 @@ def check_addressed(options: EngineOptions, backends: Collection[str]) -> None:
             raise OptionError(f"{shorten(key)} is for backend {shorten(prefix)}, and only {used} is used here")
 
 
+_OURS = ("extra", "warmup", "limit_per_prompt")  # done before the engine, whichever it is
+
+
 def refuse_unsupported(engine: str, options: EngineOptions, supported: Collection[str]) -> None:
     """Raises OptionError for an option that was set and that `engine` would have to ignore."""
     for f in fields(EngineOptions):
-        if f.name not in supported and f.name not in ("extra", "warmup") and getattr(options, f.name) != f.default:
+        if f.name not in supported and f.name not in _OURS and getattr(options, f.name) != f.default:
             raise OptionError(f"{engine} has no {f.name}: {shorten(getattr(options, f.name))} cannot be honoured")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import TYPE_CHECKING
 
@@ -17,7 +17,7 @@ from visavis.sampling import ResolvedSampling, SamplingParams
 if TYPE_CHECKING:
     from visavis.prompt import Prompt
 
-__all__ = ["check_arrivals", "check_request", "derived_seed", "run_batch", "warm_up"]
+__all__ = ["check_arrivals", "check_limits", "check_request", "derived_seed", "run_batch", "warm_up"]
 
 _RUNNER_FIELDS = frozenset({"max_tokens", "n", "stop", "stop_token_ids", "eos_token_ids", "special_tokens"})
 """Fields of ResolvedSampling that every backend honours: the runner does them, or `end_token_ids` and length do."""
@@ -44,6 +44,7 @@ def run_batch(
         try:
             sampling = model.resolve(prompt, asked)
             check_request(model.name, model.capabilities(), prompt, sampling)
+            check_limits(prompt, model.limit_per_prompt)
         except InputError as error:
             if len(prompts) == 1:
                 raise
@@ -179,6 +180,18 @@ def check_request(engine: str, can: Capabilities, prompt: Prompt, sampling: Reso
             raise OptionError(f"{engine} takes no {item.kind}s with this model: {where}")
 
 
+def check_limits(prompt: Prompt, limits: Mapping[str, int] | None) -> None:
+    """Raises OptionError for a prompt with more images or videos than `limit_per_prompt` allows."""
+    for kind, most in (limits or {}).items():
+        items = [item for item in prompt.media if item.kind == kind]
+        if len(items) > most:
+            first = items[most].where or items[most].source
+            raise OptionError(
+                f"the prompt has {len(items)} {kind}s and limit_per_prompt allows {most}"
+                f"{f' ({first} is one too many)' if first else ''}; raise it ({kind}={len(items)}) or leave some out"
+            )
+
+
 _NEUTRAL = ResolvedSampling(max_tokens=1)
 
 
@@ -194,7 +207,8 @@ def warm_up(model: ModelInterface) -> None:
 
     family = model._family()
     parts: tuple[Text | Image, ...] = (Text("Hello"),)
-    if family.supports_images and model.capabilities().images:
+    allowed = (model.limit_per_prompt or {}).get("image", 1) > 0
+    if family.supports_images and model.capabilities().images and allowed:
         pixels = np.arange(64 * 64 * 3, dtype=np.uint32).reshape(64, 64, 3) % 251
         parts = (Image(pixels.astype(np.uint8)), *parts)
     prompt = family.prepare(Conversation((Message("user", parts),)))

@@ -77,6 +77,7 @@ def engine_arguments(options: EngineOptions, model: str, known: Collection[str],
         ("max_num_batched_tokens", "chunked_prefill_size"),
         ("gpu_memory_utilization", "mem_fraction_static"),
         ("quantization", "quantization"),
+        ("limit_per_prompt", "limit_mm_data_per_request"),
     ):
         if (value := getattr(options, ours)) is not None:
             arguments[theirs] = value
@@ -84,7 +85,10 @@ def engine_arguments(options: EngineOptions, model: str, known: Collection[str],
         arguments["base_gpu_id"] = int(options.device.removeprefix("cuda:"))
     if cpu:
         arguments["attention_backend"] = "torch_native"
-    return arguments | check_extra("sglang", options.extra, known, OURS)
+    own = check_extra("sglang", options.extra, known, OURS)
+    if options.limit_per_prompt is not None and "limit_mm_data_per_request" in own:
+        raise OptionError("sglang.limit_mm_data_per_request and limit_per_prompt say the same; give one of them")
+    return arguments | own
 
 
 def sampling_arguments(sampling: ResolvedSampling, engine_ends: Collection[int]) -> dict[str, Any]:

@@ -105,6 +105,7 @@ def engine_arguments(options: EngineOptions, model: str, known: Collection[str],
         ("quantization", "quantization"),
         ("kv_cache_bytes", "kv_cache_memory_bytes"),
         ("gpu_memory_utilization", "gpu_memory_utilization"),
+        ("limit_per_prompt", "limit_mm_per_prompt"),
     ):
         if (value := getattr(options, ours)) is not None:
             arguments[theirs] = value
@@ -113,7 +114,10 @@ def engine_arguments(options: EngineOptions, model: str, known: Collection[str],
         arguments.setdefault("kv_cache_memory_bytes", CPU_KV_CACHE_BYTES)
     else:
         refuse("vllm", "threads", options.threads, "it counts CPU threads and this is a GPU build")
-    return arguments | check_extra("vllm", options.extra, known, OURS)
+    own = check_extra("vllm", options.extra, known, OURS)
+    if options.limit_per_prompt is not None and "limit_mm_per_prompt" in own:
+        raise OptionError("vllm.limit_mm_per_prompt and limit_per_prompt say the same; give one of them")
+    return arguments | own
 
 
 def sampling_arguments(sampling: ResolvedSampling) -> dict[str, Any]:

@@ -140,9 +140,12 @@ def sampling_params(args: Namespace) -> SamplingParams:
 def check_sampling(
     args: Namespace, sampling: SamplingParams, options: EngineOptions, family: Family, prompt: Prompt
 ) -> None:
-    """What every engine will refuse, refused before one is started: values out of range, a prompt that does not fit."""
+    """What every engine will refuse, refused before one is started: values out of range, a prompt that does not fit or
+    has too many images."""
+    from visavis.backends.runner import check_limits
     from visavis.sampling import resolve
 
+    check_limits(prompt, options.limit_per_prompt)
     resolve(
         sampling,
         prompt_tokens=len(prompt),
@@ -170,6 +173,11 @@ def add_engine_options(parser: ArgumentParser) -> None:
     )
     group.add_argument("--tensor-parallel-size", metavar="N", help="GPUs to split the model over (default: 1)")
     group.add_argument("--quantization", metavar="NAME", help="of the weights (default: the checkpoint's)")
+    group.add_argument(
+        "--limit-per-prompt",
+        metavar="image=N,video=N",
+        help="most images and videos in one prompt; less memory kept for them in vLLM (default: no limit)",
+    )
     group.add_argument("--enforce-eager", action="store_true", help="no compiling, no graph capture")
     group.add_argument(
         "--python",
@@ -203,6 +211,7 @@ def engine_options(args: Namespace, backends: Collection[str], *, warmup: bool) 
         "gpu_memory_utilization",
         "tensor_parallel_size",
         "quantization",
+        "limit_per_prompt",
     )
     given: dict[str, Any] = {name: getattr(args, name) for name in names}
     given |= {

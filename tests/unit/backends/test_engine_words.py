@@ -69,6 +69,16 @@ def test_min_tokens_is_refused_where_sglang_bans_ends_of_its_own() -> None:
         sglang_options.sampling_arguments(_sampling(min_tokens=2), engine_ends={99})
 
 
+def test_one_limit_of_images_has_a_name_in_each_engine() -> None:
+    options = EngineOptions(limit_per_prompt={"image": 2})
+    vllm = vllm_options.engine_arguments(options, "/m", VLLM_KNOWN, cpu=False)
+    sglang = sglang_options.engine_arguments(options, "/m", SGLANG_KNOWN, cpu=False)
+    assert vllm["limit_mm_per_prompt"] == sglang["limit_mm_data_per_request"] == {"image": 2}
+    twice = EngineOptions(limit_per_prompt={"image": 2}, extra={"limit_mm_per_prompt": {"image": 3}})
+    with pytest.raises(OptionError, match=r"say the same; give one of them"):
+        vllm_options.engine_arguments(twice, "/m", VLLM_KNOWN, cpu=False)
+
+
 def test_options_get_the_engines_names() -> None:
     options = EngineOptions(max_model_len=9, max_num_batched_tokens=4, quantization="awq", kv_cache_bytes=1000)
     vllm = vllm_options.engine_arguments(options, "/m", VLLM_KNOWN, cpu=False)

@@ -84,3 +84,21 @@ def test_an_option_an_engine_would_ignore_is_refused() -> None:
     refuse_unsupported("hf", EngineOptions(warmup=False, extra={"x": 1}), ())
     with pytest.raises(OptionError, match="hf has no quantization: 'awq' cannot be honoured"):
         refuse_unsupported("hf", EngineOptions(quantization="awq"), {"dtype"})
+
+
+@pytest.mark.parametrize(
+    ("given", "limits"),
+    [
+        ({"image": 4, "video": 1}, {"image": 4, "video": 1}),
+        ({"images": "3"}, {"image": 3}),
+        ("image=4, video=0", {"image": 4, "video": 0}),
+    ],
+)
+def test_limits_in_every_spelling(given: object, limits: dict[str, int]) -> None:
+    assert parse_options({"limit_per_prompt": given}).limit_per_prompt == limits
+
+
+@pytest.mark.parametrize("given", [4, "4", "", {}, "image=-1", "image=x", "audio=1", {"image": True}])
+def test_limits_that_say_nothing_are_refused(given: object) -> None:
+    with pytest.raises(OptionError, match=r"limit_per_prompt .* is not valid: .*"):
+        parse_options({"limit_per_prompt": given})

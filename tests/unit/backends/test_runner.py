@@ -392,3 +392,16 @@ def test_loading_again_closes_what_was_loaded(fake: Make) -> None:
         pass
     model.close()
     assert model.closed == 2
+
+
+def test_more_images_than_the_limit_are_refused_on_every_engine_before_it_runs(fake: Make, family: StubFamily) -> None:
+    model = fake(answers="yes")
+    model.load(None, EngineOptions(limit_per_prompt={"image": 2, "video": 0}))
+    one, three = make_prompt(family, "a", images=2), make_prompt(family, "b", images=3)
+    assert model.complete([one])[0].error is None
+    batches = len(model.batches)
+    with pytest.raises(OptionError, match=r"prompt 1: .* 3 images and limit_per_prompt allows 2.*\(image=3\)"):
+        model.complete([one, three])
+    assert len(model.batches) == batches
+    model.load(None, EngineOptions())
+    assert model.complete([three])[0].error is None

@@ -179,3 +179,11 @@ def test_an_answer_is_not_lost_where_its_picture_cannot_be_written(
     assert done.json["text"] == BOX
     assert done.json["drawn"] is None
     assert [p.name for p in tmp_path.iterdir()] == ["screen.png"]
+
+
+def test_too_many_images_for_the_limit_are_refused_before_the_engine_starts(cli: Cli, screen: str) -> None:
+    two = ("--image", screen, "--image", screen)
+    assert cli.ask("which?", *two, "--limit-per-prompt", "image=2").code == 0
+    done = cli.ask("which?", *two, "--limit-per-prompt", "image=1", "--engine-option", "fail_load=started")
+    assert done.code == 2
+    assert "2 images and limit_per_prompt allows 1" in done.complaint
