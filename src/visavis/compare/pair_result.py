@@ -115,13 +115,13 @@ class Difference:
 @dataclass(frozen=True, slots=True)
 class Agreement:
     """One prompt's two answers, measured. `share_before`: part of the longer answer's tokens before the first
-    difference. Boxes: the first of each answer, in pixels of the upright original."""
+    difference (None without ids). Boxes: the first of each answer, in pixels of the upright original."""
 
     prompt: str
-    same_tokens: bool
+    same_tokens: bool | None  # None: one of the engines gives no ids
     same_text: bool
     position: int | None
-    share_before: float
+    share_before: float | None
     edit_distance: int  # characters
     box_iou: float | None = None
     center_distance: float | None = None  # pixels
@@ -129,7 +129,9 @@ class Agreement:
 
 @dataclass(frozen=True, slots=True)
 class PairResult:
-    """Agreement of two backends. `same` of `total` prompts got the very same tokens, `same_text` the very same text."""
+    """Agreement of two backends. `same` of `total` prompts got the very same tokens, `same_text` the very same text.
+
+    `without_ids` names the one of them that gives text and no token ids: then `same` says nothing and text is all."""
 
     first: str
     second: str
@@ -141,6 +143,7 @@ class PairResult:
     settings: tuple[SettingDifference, ...] = ()
     reruns: tuple[Rerun, ...] = ()
     findings: tuple[str, ...] = ()  # what the re-runs say over all prompts, in words
+    without_ids: str = ""
 
     def count(self, kind: Kind) -> int:
         return sum(d.kind == kind for d in self.differences)

@@ -34,7 +34,7 @@ def pair_up(first: View, second: View, prompts: Iterable[str], tokenizer: TextTo
             continue
         measured = _agreement(one, two)
         agreement.append(measured)
-        same += measured.same_tokens
+        same += bool(measured.same_tokens)
         same_text += measured.same_text
         if not measured.same_text and (nameless := _without_ids((first, one), (second, two))):
             differences.append(Difference(prompt, "text", f"the texts differ, and {nameless} gives no token ids"))
@@ -43,23 +43,29 @@ def pair_up(first: View, second: View, prompts: Iterable[str], tokenizer: TextTo
         elif not measured.same_text:
             differences.append(Difference(prompt, "text", "the texts differ, the token ids do not"))
     return PairResult(
-        first.name, second.name, same, total, tuple(differences), same_text=same_text, agreement=tuple(agreement)
+        first.name,
+        second.name,
+        same,
+        total,
+        tuple(differences),
+        same_text=same_text,
+        agreement=tuple(agreement),
+        without_ids=_nameless_of(first, second, prompts),
     )
 
 
 def _agreement(one: Answer, two: Answer) -> Agreement:
     position = first_difference(one.token_ids, two.token_ids)
     overlap, distance = box_distance(one.boxes, two.boxes)
-    without_ids = not one.token_ids or not two.token_ids  # a server that gives none: its text is all there is
-    same_text = one.text == two.text
-    if without_ids and same_text:
+    nameless = any(answer.text and not answer.token_ids for answer in (one, two))  # its text is all there is
+    if nameless:
         position = None
     return Agreement(
         prompt=one.prompt,
-        same_tokens=position is None,
-        same_text=same_text,
+        same_tokens=None if nameless else position is None,
+        same_text=one.text == two.text,
         position=position,
-        share_before=share_before(position, one.token_ids, two.token_ids),
+        share_before=None if nameless else share_before(position, one.token_ids, two.token_ids),
         edit_distance=edit_distance(one.text, two.text),
         box_iou=overlap,
         center_distance=distance,
@@ -69,6 +75,11 @@ def _agreement(one: Answer, two: Answer) -> Agreement:
 def _without_ids(*asked: _Asked) -> str:
     """The first that gives text and no ids, as some servers do; "" where there is none."""
     return next((view.name for view, answer in asked if answer.text and not answer.token_ids), "")
+
+
+def _nameless_of(first: View, second: View, prompts: Iterable[str]) -> str:
+    asked = [(view, answer) for p in prompts for view in (first, second) if (answer := view.answer(p)) is not None]
+    return _without_ids(*asked)
 
 
 def _failure(result: BackendResult, answer: Answer | None) -> str | None:

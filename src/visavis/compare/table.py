@@ -123,6 +123,8 @@ def _same(comparison: Comparison, b: BackendResult) -> str:
     pair = next((p for p in comparison.pairs if p.second == b.backend), None)
     if pair is None:
         return "–"
+    if pair.without_ids:
+        return f"no ids, text {pair.same_text}/{pair.total}"
     text = "" if pair.same_text == pair.same else f", text {pair.same_text}/{pair.total}"
     return f"{pair.same}/{pair.total}{text}"
 

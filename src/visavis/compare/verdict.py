@@ -41,7 +41,15 @@ def speed_ratio(first: BackendResult, second: BackendResult) -> tuple[float, str
 
 def _agreement(pair: PairResult) -> str:
     names = f"{pair.first} and {pair.second}"
-    if pair.same == pair.total:
+    if pair.without_ids:
+        every = prompts(pair.total)
+        on = (
+            f"{'all ' if pair.total > 1 else ''}{every}"
+            if pair.same_text == pair.total
+            else f"{pair.same_text} of {every}"
+        )
+        said = f"{names} gave the same text on {on} ({pair.without_ids} gives no token ids to compare)"
+    elif pair.same == pair.total:
         said = f"{names} gave the same tokens on {'all ' if pair.total > 1 else ''}{prompts(pair.total)}"
         if pair.same_text < pair.total:
             said += f", another text on {pair.total - pair.same_text}"

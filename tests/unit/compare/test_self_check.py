@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from io import StringIO
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
+from rich.console import Console
 
 from visavis.backends.base import EngineRequest
 from visavis.chat import normalize
 from visavis.compare.cases import Case
 from visavis.compare.explain import smallest_sets
+from visavis.compare.html.page import render
 from visavis.compare.prepare import preparer
 from visavis.compare.result import Cause, Comparison
+from visavis.compare.table import print_result
 from visavis.families import Family
 from visavis.sampling import SamplingParams
 
@@ -291,6 +295,19 @@ def test_server_that_gives_text_alone(bench: Bench, text: str, found: set[Any]) 
     result = bench.run()
     assert causes(result) == found
     assert "openai gives no token ids: its texts are compared" in result.notes
+    (pair,) = result.pairs
+    same_text = 0 if found else 3
+    assert (pair.without_ids, pair.same, pair.same_text) == ("openai", 0, same_text)
+    assert [(a.same_tokens, a.share_before) for a in pair.agreement] == [(None, None)] * 3
+    on = "0 of 3 prompts" if found else "all 3 prompts"
+    assert f"native and openai gave the same text on {on} (openai gives no token ids to compare)" in result.verdict
+    assert "same tokens" not in result.verdict
+    console = Console(record=True, width=120, file=StringIO())
+    print_result(console, result)
+    assert f"no ids, text {same_text}/3" in console.export_text()
+    page = render(result, {})
+    assert "gives no token ids: texts alone are compared" in page
+    assert "the same tokens on" not in page
 
 
 def test_engine_options_that_hold_mappings_can_be_made_equal(bench: Bench) -> None:
