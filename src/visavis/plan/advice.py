@@ -42,7 +42,7 @@ def _not_fitting(plan: Plan, shape: ModelShape, quantization: Quantization | Non
     refused = [e for e in plan.engines if not e.fits and not e.parts]
     short = [e for e in plan.engines if not e.fits and e.parts]
     if plan.fits or not short:
-        return [Advice("cannot run", "; ".join(e.verdict for e in refused))] if not plan.fits and refused else []
+        return [_urgent("cannot run", "; ".join(e.verdict for e in refused))] if not plan.fits and refused else []
     weights = format_bytes(plan.weight_bytes)
     missing = min(e.shortage_bytes for e in short)
     what = f"{quantization.name if quantization else plan.dtype} weights of {weights}"
@@ -74,10 +74,15 @@ def _not_fitting(plan: Plan, shape: ModelShape, quantization: Quantization | Non
     if not ways:
         names = ", ".join(e.engine for e in short)
         return [
-            Advice("does not fit", f"{text}Nothing {names} can do makes it fit: a larger card, or other --backends.")
+            _urgent("does not fit", f"{text}Nothing {names} can do makes it fit: a larger card, or other --backends.")
         ]
     only = "Only a quantised, split or offloaded run fits: " if quantization is None else "What fits: "
-    return [Advice("does not fit", text + only + "; ".join(ways) + ".")]
+    return [_urgent("does not fit", text + only + "; ".join(ways) + ".")]
+
+
+def _urgent(topic: str, text: str) -> Advice:
+    """What a short answer says in full."""
+    return Advice(topic, text, text)
 
 
 def _room(plan: Plan, engine: EnginePlan) -> float:
@@ -97,7 +102,11 @@ def _lengths(plan: Plan) -> list[Advice]:
         "reserves cache: blocks are taken as tokens come, so a large max_model_len wastes nothing, but vLLM does not "
         "start unless one request of that length fits."
     )
-    return [Advice("max_model_len and max_num_batched_tokens", text)]
+    brief = (
+        f"what one request may hold ({length} tokens), and what one step computes over all requests ({step}); the "
+        "second may be smaller than the first."
+    )
+    return [Advice("max_model_len and max_num_batched_tokens", text, brief)]
 
 
 def _default_length(plan: Plan) -> list[Advice]:
@@ -111,7 +120,7 @@ def _default_length(plan: Plan) -> list[Advice]:
         "not start. "
         f"The largest that starts is {engine.kv_tokens}."
     )
-    return [Advice("the default length", text)]
+    return [_urgent("the default length", text)]
 
 
 def _worst_media(plan: Plan, shape: ModelShape) -> list[Advice]:
@@ -142,13 +151,13 @@ def _blocks(plan: Plan, shape: ModelShape, quantization: Quantization | None) ->
         f"the MLP's width {width} / {ranks} = {width / ranks:g} does not divide into the checkpoint's blocks of "
         f"{quantization.rows}: vLLM and SGLang refuse it; use fewer cards"
     )
-    return [Advice("blocks of the weights", text)]
+    return [_urgent("blocks of the weights", text)]
 
 
 def _dtype(plan: Plan, shape: ModelShape) -> list[Advice]:
     if plan.dtype == "float16" and shape.dtype == "bfloat16":
         text = "this model was trained in bfloat16; float16 can overflow to NaN or '!!!!' answers: prefer bfloat16"
-        return [Advice("float16", text)]
+        return [_urgent("float16", text)]
     capability = plan.device.compute_capability
     if capability is None:
         return []
@@ -158,13 +167,13 @@ def _dtype(plan: Plan, shape: ModelShape) -> list[Advice]:
             f"compute capability {major}.{minor} has no bfloat16 arithmetic (8.0 and up have): vLLM refuses it; "
             "--dtype float16 runs, with its smaller range"
         )
-        return [Advice("bfloat16 on this card", text)]
+        return [_urgent("bfloat16 on this card", text)]
     if plan.quantization and plan.quantization.startswith("fp8") and capability < (8, 9):
         text = (
             f"compute capability {major}.{minor} has no fp8 matrix units (8.9 and up have): weights are widened on "
             "the fly, which saves memory and decoding time, not prompt time"
         )
-        return [Advice("fp8 on this card", text)]
+        return [_urgent("fp8 on this card", text)]
     return []
 
 
@@ -182,11 +191,12 @@ def _parallel(plan: Plan, shape: ModelShape, quantization: Quantization | None, 
         f"{1e6 * speed.all_reduce:.0f} µs {speed.link_words}, together {1000 * several:.1f} ms"
     )
     if several >= one:
-        verdict = f"{ranks} cards will be slower than one for a single stream: {arithmetic}"
-        verdict += "; document 002 saw 122 tokens/s on two RTX 4090 against 164 on one with Qwen2.5-1.5B"
+        brief = f"{ranks} cards will be slower than one for a single stream"
+        seen = "; document 002 saw 122 tokens/s on two RTX 4090 against 164 on one with Qwen2.5-1.5B"
     else:
-        verdict = f"{ranks} cards can be up to {one / several:.1f}× as fast for a single stream: {arithmetic}"
-    return [Advice(f"tensor_parallel_size={ranks}", verdict + ". It pays for memory first, for speed only then.")]
+        brief, seen = f"{ranks} cards can be up to {one / several:.1f}× as fast for a single stream", ""
+    text = f"{brief}: {arithmetic}{seen}. It pays for memory first, for speed only then."
+    return [Advice(f"tensor_parallel_size={ranks}", text, f"{brief}.")]
 
 
 def _four_bit(plan: Plan, shape: ModelShape, quantization: Quantization | None, speed: Speed) -> list[Advice]:
@@ -205,4 +215,8 @@ def _four_bit(plan: Plan, shape: ModelShape, quantization: Quantization | None, 
     )
     if plan.work.concurrency is not None and plan.work.concurrency >= speed.four_bit_even:
         text += f"; {plan.work.concurrency} requests at once are in that range"
-    return [Advice("AWQ and GPTQ", text + ".")]
+    brief = (
+        f"at most {wide / narrow:.1f}× as fast for one stream, slower than 16-bit weights from about "
+        f"{speed.four_bit_even} requests at once."
+    )
+    return [Advice("AWQ and GPTQ", text + ".", brief)]

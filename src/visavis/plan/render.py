@@ -18,12 +18,14 @@ __all__ = ["show"]
 MAX_BAR = 100
 
 
-def show(plan: Plan, console: Console) -> None:
-    """Prints the whole plan."""
+def show(plan: Plan, console: Console, *, why: bool = True) -> None:
+    """Prints the plan: what fits, the picture and each engine's command; with `why` also the weights by part, the
+    reason of every setting and the advice in full."""
     _heading(plan, console)
-    console.print(_weights(plan))
-    per_block = f"{format_bytes(plan.kv_bytes_per_block)} a block of {plan.block_size}"
-    _line(console, "KV cache", f"{format_bytes(plan.kv_bytes_per_token)} a token, {per_block} ({plan.kv_dtype})")
+    if why:
+        console.print(_weights(plan))
+        per_block = f"{format_bytes(plan.kv_bytes_per_block)} a block of {plan.block_size}"
+        _line(console, "KV cache", f"{format_bytes(plan.kv_bytes_per_token)} a token, {per_block} ({plan.kv_dtype})")
     pictured = [engine for engine in plan.engines if engine.parts]
     if pictured:
         console.print()
@@ -31,10 +33,14 @@ def show(plan: Plan, console: Console) -> None:
         console.print(_budgets(pictured))
     for engine in plan.engines:
         console.print()
-        _engine(engine, console)
+        _engine(engine, console, why=why)
     for advice in plan.advice:
+        if text := advice.text if why else advice.brief:
+            console.print()
+            _paragraph(console, advice.topic, text)
+    if not why:
         console.print()
-        _paragraph(console, advice.topic, advice.text)
+        _line(console, "--why", "the reason of every setting, the weights by part, the advice in full")
 
 
 def _heading(plan: Plan, console: Console) -> None:
@@ -125,18 +131,23 @@ def _all_parts(engines: list[EnginePlan]) -> list[MemoryPart]:
     return list(seen.values())
 
 
-def _engine(engine: EnginePlan, console: Console) -> None:
+def _engine(engine: EnginePlan, console: Console, *, why: bool) -> None:
     _line(console, engine.engine, engine.verdict)
     if not engine.proposals:
         return
+    if why:
+        console.print(_settings(engine))
+    console.print(f"  {engine.launch}", soft_wrap=True, highlight=False, markup=False)
+
+
+def _settings(engine: EnginePlan) -> Table:
     table = _table("setting")
     table.add_column("value", no_wrap=True)
     table.add_column("why", overflow="fold", ratio=1)
     for proposal in engine.proposals:
         name = proposal.flag.rstrip("=") if proposal.flag != "--engine-option" else proposal.name
         table.add_row(name or proposal.name, _value(proposal), proposal.why)
-    console.print(table)
-    console.print(f"  {engine.launch}", soft_wrap=True, highlight=False, markup=False)
+    return table
 
 
 def _value(proposal: Proposal) -> str:

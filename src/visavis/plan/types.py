@@ -38,8 +38,11 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class Advice:
+    """`brief` is what a short answer says of it; "" where only the long one does."""
+
     topic: str
     text: str
+    brief: str = ""
 
 
 @dataclass(frozen=True, slots=True)

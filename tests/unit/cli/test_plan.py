@@ -140,3 +140,13 @@ def test_planning_imports_no_torch(folder: Path) -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=120, check=True)
     assert done.stderr.strip().splitlines()[-1] == "0 []"
     assert json.loads(done.stdout)["fits"] is True
+
+
+def test_the_reasons_are_asked_for_with_why(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    asked = ("-m", str(folder), "--gpu-memory", "24GiB")
+    _, short, _ = run(capfd, *asked)
+    _, whole, _ = run(capfd, *asked, "--why")
+    assert "stored as" in whole
+    assert "stored as" not in short
+    assert "setting " not in short
+    assert short.count("\n") < whole.count("\n") / 2

@@ -93,3 +93,28 @@ def test_a_plan_that_fits_nowhere_is_shown_too() -> None:
     assert "|" in text
     assert "does not fit" in text
     assert "Only a quantised" in text
+
+
+def test_the_short_answer_has_picture_commands_and_warnings_and_leaves_reasons_to_why() -> None:
+    out = io.StringIO()
+    show(RESULT, Console(file=out, width=100, soft_wrap=True, emoji=False), why=False)
+    text, whole = out.getvalue(), shown(RESULT)
+    assert len(text.splitlines()) < 0.7 * len(whole.splitlines())
+    for engine in RESULT.engines:
+        assert engine.verdict in text
+        assert engine.launch in text
+    bars = [line for line in text.splitlines() if "MMMMMM" in line]
+    assert len(bars) == 4
+    assert "--why" in text.splitlines()[-1]
+    assert "2 cards will be slower than one" in text or "2 cards can be up to" in text
+    for reason in ("rounded up to 256s", "stored as", "of weights a token"):
+        assert reason in " ".join(whole.split())
+        assert reason not in text
+
+
+def test_what_does_not_fit_is_said_in_full_in_the_short_answer_too() -> None:
+    result = plan(qwen2_vl_7b(), card(15.65), images=[(1080, 1920)])
+    out = io.StringIO()
+    show(result, Console(file=out, width=100, soft_wrap=True, emoji=False), why=False)
+    text = next(a.text for a in result.advice if a.topic == "does not fit")
+    assert " ".join(text.split()) in " ".join(out.getvalue().split())
