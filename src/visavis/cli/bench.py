@@ -22,6 +22,7 @@ from visavis.cli.bench_options import (
     without_lengths,
     workloads_of,
 )
+from visavis.cli.caches import switch_off
 from visavis.cli.engines import Opener, choose_backends, progress_display
 from visavis.cli.inputs import prompt_of, read_messages_file
 from visavis.cli.model_file import described_by, interpreters_of, use_model_file
@@ -135,6 +136,9 @@ def run(args: Namespace) -> int:
     names, skipped = choose_backends(args.backends, BY_DEFAULT, python)
     options = engine_options(args, names, warmup=not args.no_warm_up)
     plan = _plan(args, names)
+    off: tuple[str, ...] = ()
+    if not plan.repeat_prompts and args.messages is None:
+        options, off = switch_off(options, names)
     workloads = workloads_of(args)
     if earlier is None:
         announce_model(args, output)
@@ -145,6 +149,8 @@ def run(args: Namespace) -> int:
         _check_same(earlier, plan, cells)
     if path is None:
         path = result_path(args, bench)
+    if off and earlier is None:
+        bench.notes.append(f"caches of earlier prompts are off: all prompts begin with the template ({', '.join(off)})")
     for entry in skipped if earlier is None else ():
         bench.notes.append(f"not measured: {entry.name} ({entry.missing})")
     output.say(f"result file: {path}")

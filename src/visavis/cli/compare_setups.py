@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from visavis.cli.caches import CACHES_OFF
 from visavis.cli.engines import Opener, choose_backends
 from visavis.cli.inputs import RawCase, raw_cases, read_messages_file, samples_file
 from visavis.cli.model_file import described_by, interpreters_of
@@ -30,13 +31,6 @@ NOT_SETTINGS = ("backend", "python")
 """Keys of a settings table that say what runs, not how."""
 BY_DEFAULT = ("native", "hf", "vllm", "sglang")
 """Backends that `compare` takes by itself where they can run; a server (openai) has to be named."""
-CACHES_OFF: dict[str, dict[str, Any]] = {
-    # Only with both off does vLLM also stop using an image's embedding again.
-    "vllm": {"enable_prefix_caching": False, "mm_processor_cache_gb": 0},
-    "sglang": {"disable_radix_cache": True},
-    "native": {"enable_prefix_caching": False, "encoder_cache_bytes": 0},
-}
-"""Caches of earlier prompts: with them a prompt asked again would cost nothing and every figure would be too good."""
 
 
 @dataclass(frozen=True, slots=True)
