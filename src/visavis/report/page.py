@@ -11,8 +11,18 @@ __all__ = ["legend", "render"]
 _HERE = Path(__file__).parent
 
 
-def render(templates: Path, name: str, values: Mapping[str, Any], filters: Mapping[str, Any] | None = None) -> str:
-    """`templates/name` extends `page.html.j2`; everything is escaped but what a chart function made (Markup)."""
+def render(
+    templates: Path,
+    name: str,
+    values: Mapping[str, Any],
+    filters: Mapping[str, Any] | None = None,
+    *,
+    css: str | None = None,
+) -> str:
+    """`templates/name` extends `page.html.j2`; everything is escaped but what a chart function made (Markup).
+
+    `css`: a file in `templates` with what this page needs beyond the style of all pages.
+    """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
     environment = Environment(
@@ -25,8 +35,9 @@ def render(templates: Path, name: str, values: Mapping[str, Any], filters: Mappi
     environment.filters.update(filters or {})
     from markupsafe import Markup
 
-    css = Markup((_HERE / "page.css").read_text("utf-8"))
-    return environment.get_template(name).render(**values, css=css)
+    files = [_HERE / "page.css", *([] if css is None else [templates / css])]
+    style = Markup("\n".join(file.read_text("utf-8") for file in files))
+    return environment.get_template(name).render(**values, css=style)
 
 
 def legend(names: Sequence[str]) -> str:

@@ -139,7 +139,7 @@ def test_screens_with_boxes_in_pixels_of_the_original(bench: Bench) -> None:
     # x: 100/1000 · 200 = 20 and 200/1000 · 200 = 40; y: 500/1000 · 100 = 50; the true box as it is
     assert {(a["x"], a["y"]) for a in outlines} == {("20.0", "50.0"), ("40.0", "50.0"), ("50.0", "50.0")}
     dashed = {(a["class"] or "").split()[-1]: a.get("stroke-dasharray") is not None for a in outlines}
-    assert dashed == {"e0": False, "e1": True, "true": False}  # not told apart by colour alone
+    assert dashed == {"series-0": False, "series-1": True, "true": False}  # not told apart by colour alone
 
 
 def test_backend_that_failed_is_on_the_page(bench: Bench) -> None:
@@ -170,3 +170,21 @@ def test_csv_text_is_never_a_formula(bench: Bench, tmp_path: Path) -> None:
     bench.add("native", answers="=1+1")
     write_csv(bench.run(), str(tmp_path / "r.csv"))
     assert "'=1+1" in (tmp_path / "r.csv").read_text("utf-8-sig")
+
+
+def test_all_pages_have_one_style_and_one_frame(result: Comparison) -> None:
+    from visavis.report import page as base
+
+    shared = (Path(base.__file__).parent / "page.css").read_text("utf-8")
+    text = render(result, {})
+    assert shared in text
+    # colours are defined there alone, once for light and once for dark
+    for name in ("--paper:", "--ink:", "--s0:"):
+        assert text.count(name) == 2
+    assert text.count("<main>") == 1
+
+
+def test_the_page_says_how_many_prompts_are_the_same_beside_a_difference(bench: Bench) -> None:
+    bench.add("native", answers={"alpha": [111], "beta": [111], "gamma": [111]})
+    bench.add("hf", answers={"alpha": [111], "beta": [111, 112], "gamma": [111]})
+    assert "The other 2 prompts are the same for native and hf." in Page(render(bench.run(), {})).text

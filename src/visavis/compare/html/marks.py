@@ -15,7 +15,7 @@ CORNERS = ("top-left", "top-right", "bottom-right", "bottom-left")
 
 @dataclass(frozen=True, slots=True)
 class Mark:
-    """`css`: the class that holds its colour, light and dark."""
+    """`css`: the class of its colour on every page, light and dark."""
 
     name: str
     css: str
@@ -29,5 +29,5 @@ def marks_of(comparison: Comparison) -> dict[str, Mark]:
     found = {}
     for i, b in enumerate(comparison.backends):
         k = i % len(_SHAPES)
-        found[b.backend] = Mark(b.backend, f"e{k}", _SHAPES[k], _DASHES[k], CORNERS[i % 4])
+        found[b.backend] = Mark(b.backend, f"series-{k}", _SHAPES[k], _DASHES[k], CORNERS[i % 4])
     return found

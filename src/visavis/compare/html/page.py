@@ -13,8 +13,9 @@ from visavis.compare.html.tables import answers_of, environment_of, settings_of
 from visavis.compare.html.tokens import splits_of
 from visavis.compare.result import Comparison
 from visavis.compare.verdict import sentences
-from visavis.compare.words import effect
+from visavis.compare.words import effect, the_rest
 from visavis.report.machine import one_line
+from visavis.report.page import render as page
 from visavis.report.units import bytes_, duration, rate
 
 __all__ = ["render", "write_report"]
@@ -30,24 +31,20 @@ def write_report(comparison: Comparison, images: Mapping[str, Sequence[Any]], pa
 
 def render(comparison: Comparison, images: Mapping[str, Sequence[Any]]) -> str:
     """The page's HTML."""
-    from jinja2 import Environment, FileSystemLoader, StrictUndefined
-
-    templates = Environment(
-        loader=FileSystemLoader(HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    templates.filters |= {"duration": duration, "bytes": bytes_, "rate": rate, "effect": effect}
     marks = marks_of(comparison)
-    return templates.get_template("report.html.j2").render(
-        c=comparison,
-        verdicts=sentences(comparison),
-        css=(HERE / "report.css").read_text("utf-8"),
-        marks=marks,
-        machine=one_line(dict(comparison.machine)) if comparison.machine.get("cpu") else "",
-        prompts=answers_of(comparison),
-        panels=panels_of(comparison, marks),
-        screens=screens_of(comparison, images, marks, most=MOST_SCREENS),
-        splits=splits_of(comparison, marks),
-        settings=settings_of(comparison),
-        environment=environment_of(comparison),
-        reruns=[pair for pair in comparison.pairs if pair.reruns],
-    )
+    values = {
+        "c": comparison,
+        "verdicts": sentences(comparison),
+        "marks": marks,
+        "machine": one_line(dict(comparison.machine)) if comparison.machine.get("cpu") else "",
+        "prompts": answers_of(comparison),
+        "panels": panels_of(comparison, marks),
+        "screens": screens_of(comparison, images, marks, most=MOST_SCREENS),
+        "splits": splits_of(comparison, marks),
+        "rest": [text for pair in comparison.pairs if (text := the_rest(pair))],
+        "settings": settings_of(comparison),
+        "environment": environment_of(comparison),
+        "reruns": [pair for pair in comparison.pairs if pair.reruns],
+    }
+    filters = {"duration": duration, "bytes": bytes_, "rate": rate, "effect": effect}
+    return page(HERE, "report.html.j2", values, filters, css="report.css")
