@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import torch
 
 from visavis.completion import TokenLogprobs
-from visavis.engine.sampler import uniform
+from visavis.engine.random_numbers import uniform
 from visavis.sampling import ResolvedSampling
 
 __all__ = ["RowSampler", "ranked_logprobs"]

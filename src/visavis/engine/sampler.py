@@ -2,6 +2,9 @@
 
 A request's random numbers are a function of its seed and the token's index alone, so its answer depends neither on
 the batch it runs in nor on a preemption.
+
+`Sampler.sample` only starts work on the device: its result holds the tokens there, ready to be the next step's input.
+`PendingTokens.fetch` is the one place that waits for the device, with one transfer.
 """
 
 from __future__ import annotations
@@ -13,158 +16,126 @@ from dataclasses import dataclass
 import torch
 
 from visavis.completion import TokenLogprobs
+from visavis.engine.draw import Drawer, greedy
+from visavis.engine.logprobs import RankedLogprobs, rank, unpack
 from visavis.engine.penalties import PenaltyState
+from visavis.engine.sampling_batch import SamplingBatch
 from visavis.engine.sequence import Sequence
-from visavis.sampling import ResolvedSampling
 
-__all__ = ["Sampled", "Sampler", "uniform"]
+__all__ = ["NOTHING_ALLOWED", "PendingTokens", "Sampled", "Sampler"]
 
-HONOURED = frozenset(
-    [
-        "max_tokens",
-        "min_tokens",
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "seed",
-        "stop",
-        "stop_token_ids",
-        "eos_token_ids",
-        "ignore_eos",
-        "logprobs",
-        "logit_bias",
-        "special_tokens",
-    ]
-)
-"""Fields of ResolvedSampling the engine can honour (`stop` and `special_tokens` act on text, above the engine)."""
+NOTHING_ALLOWED = -1
+"""The token of a row in which every token is banned."""
 
 
 @dataclass(slots=True)
 class Sampled:
-    token_ids: list[int]
+    token_ids: list[int]  # NOTHING_ALLOWED where bans left no token
     finite: list[bool]  # False: that row's logits held NaN or infinities and its token means nothing
     logprobs: list[TokenLogprobs | None]
 
 
+@dataclass(frozen=True, slots=True)
+class PendingTokens:
+    """`token_ids` (rows,) int64 on the device; always ids of the vocabulary, also in rows that failed."""
+
+    token_ids: torch.Tensor
+    _totals: torch.Tensor  # (rows,) sums of the raw logits: finite only where all of them are
+    _best: torch.Tensor | None  # (rows,) the largest logit after bans; None: there were none
+    _logprobs: RankedLogprobs | None
+    _batch: SamplingBatch
+
+    def fetch(self) -> Sampled:
+        """Waits for the device."""
+        # One transfer: float64 holds token ids and float32 exactly.
+        columns = [self.token_ids.double(), self._totals.double()]
+        if self._best is not None:
+            columns.append(self._best.double())
+        heads = torch.stack(columns)
+        ranked: list[list[float]] = []
+        if self._logprobs is None:
+            ids, totals, *best = heads.tolist()
+        else:
+            packed = self._logprobs.packed()
+            numbers = torch.cat([heads.view(-1), packed.view(-1)]).tolist()
+            rows, width = heads.shape[1], packed.shape[1]
+            ids, totals, *best = [numbers[i * rows : (i + 1) * rows] for i in range(len(columns))]
+            ranked = [numbers[start : start + width] for start in range(len(columns) * rows, len(numbers), width)]
+        token_ids = [int(i) for i in ids]
+        logprobs: list[TokenLogprobs | None] = [None] * len(ids)
+        if ranked:
+            places = self._batch.logprob_places
+            found = unpack(ranked, [token_ids[row] for row in places], self._batch.logprob_counts)
+            for row, entry in zip(places, found, strict=True):
+                logprobs[row] = entry
+        if best:
+            token_ids = [NOTHING_ALLOWED if b == -math.inf else i for i, b in zip(token_ids, best[0], strict=True)]
+        return Sampled(token_ids, [math.isfinite(total) for total in totals], logprobs)
+
+
 class Sampler:
     def __init__(self, vocab_size: int, device: torch.device) -> None:
+        self.vocab_size = vocab_size
         self.device = device
         self.penalties = PenaltyState(vocab_size, device)
+        self._drawer = Drawer(vocab_size, device)
+        self._batch: SamplingBatch | None = None
 
     def forget(self, seq: Sequence) -> None:
         """Drops what is kept of a finished request."""
         self.penalties.release(seq.uid)
+        if self._batch is not None and seq in self._batch.seqs:
+            self._batch = None
 
     def __call__(self, logits: torch.Tensor, seqs: Seq[Sequence]) -> Sampled:
-        """logits: (rows, vocab) float32, raw, one row per request; may be changed in place."""
-        # A sum over a row is finite only if all of it is: raw logits stay far below float32's range.
-        finite = [math.isfinite(total) for total in logits.sum(-1).tolist()]
-        params = [seq.sampling for seq in seqs]
-        raw = logits.clone() if any(p.logprobs is not None for p in params) else logits
-        logits = self._adjust(logits, seqs, params)
-        if all(p.greedy for p in params):
-            token_ids = logits.argmax(-1).tolist()
-        else:
-            token_ids = self._draw(logits, seqs, params)
-        return Sampled(token_ids, finite, _logprobs(raw, token_ids, params))
+        """As `sample`, and waits for the tokens."""
+        return self.sample(logits, seqs).fetch()
 
-    # ---- what changes logits before the draw -----------------------------------------------------------------------
+    def sample(self, logits: torch.Tensor, seqs: Seq[Sequence]) -> PendingTokens:
+        """logits: (rows, vocab) float32, raw, one row per request; may be changed in place.
 
-    def _adjust(self, logits: torch.Tensor, seqs: Seq[Sequence], params: Seq[ResolvedSampling]) -> torch.Tensor:
-        biases = [(row, token, bias) for row, p in enumerate(params) for token, bias in p.logit_bias]
-        if biases:
-            rows, tokens, values = zip(*biases, strict=True)
-            index = (torch.tensor(rows, device=self.device), torch.tensor(tokens, device=self.device))
-            logits.index_put_(index, torch.tensor(values, device=self.device), accumulate=True)
-        banned = [
-            (row, token)
-            for row, seq in enumerate(seqs)
-            if seq.num_output_tokens < seq.sampling.min_tokens
-            for token in seq.end_token_ids
-            if token < logits.shape[1]
-        ]
-        if banned:
-            rows, tokens = zip(*banned, strict=True)
-            index = (torch.tensor(rows, device=self.device), torch.tensor(tokens, device=self.device))
-            logits.index_put_(index, torch.tensor(float("-inf"), device=self.device))
-        return self.penalties.apply(logits, seqs)
+        Each request must get its token, or end, before the next call.
+        """
+        batch = self._batch
+        if batch is None or not batch.matches(seqs):
+            batch = self._batch = SamplingBatch(seqs, self.vocab_size, self.device, self.penalties)
+        elif batch.penalties is not None and batch.last_ids is not None:
+            self.penalties.count(batch.penalties, batch.last_ids)
+        totals = logits.sum(-1)  # cannot overflow by itself: raw logits stay far below float32's range
+        if batch.plain:
+            return PendingTokens(greedy(logits), totals, None, None, batch)
+        raw = None if batch.logprob_rows is None else logits[batch.logprob_rows].log_softmax(-1)
+        self._adjust(logits, batch)
+        best = logits.amax(-1) if batch.masks else None
+        token_ids = self._choose(logits, batch)
+        ranked = None
+        if raw is not None:
+            ranked = rank(raw, token_ids[batch.logprob_rows], batch.most_logprobs)
+        batch.last_ids = token_ids
+        batch.steps += 1
+        return PendingTokens(token_ids, totals, best, ranked, batch)
 
-    # ---- the draw --------------------------------------------------------------------------------------------------
+    def _adjust(self, logits: torch.Tensor, batch: SamplingBatch) -> None:
+        """Biases, bans and penalties, in place."""
+        if batch.bias_cells is not None:
+            assert batch.biases is not None
+            logits.index_put_(batch.bias_cells, batch.biases, accumulate=True)
+        for banned in (batch.banned, batch.phrase_ends() if batch.phrases else None):
+            if banned is not None:
+                logits.index_put_(banned, torch.tensor(-torch.inf, device=self.device))
+        if (bans := batch.ends_now()) is not None:
+            assert batch.ends is not None
+            logits.index_put_(batch.ends, bans, accumulate=True)
+        if batch.penalties is not None:
+            self.penalties.apply(logits, batch.penalties)
 
-    def _draw(self, logits: torch.Tensor, seqs: Seq[Sequence], params: Seq[ResolvedSampling]) -> list[int]:
-        temperature = self._column([p.temperature or 1.0 for p in params])
-        logits = logits / temperature
-        logits = self._filter(logits, params)
-        # float64: the running sum over 150,000 tokens must not lose the small ones.
-        cumulative = torch.softmax(logits, dim=-1, dtype=torch.float64).cumsum(-1)
-        u = [uniform(p.seed, seq.num_output_tokens) for seq, p in zip(seqs, params, strict=True)]
-        threshold = torch.tensor(u, device=self.device, dtype=torch.float64)[:, None] * cumulative[:, -1:]
-        drawn = torch.searchsorted(cumulative, threshold, right=True).squeeze(-1)
-        drawn.clamp_(max=logits.shape[1] - 1)
-        greedy = torch.tensor([p.greedy for p in params], device=self.device)
-        return list(torch.where(greedy, logits.argmax(-1), drawn).tolist())
-
-    def _filter(self, logits: torch.Tensor, params: Seq[ResolvedSampling]) -> torch.Tensor:
-        """min_p, then top_k, then top_p over what is left; tokens as likely as the last one kept stay (top_k)."""
-        if any(p.min_p > 0 for p in params):
-            floor = logits.amax(-1, keepdim=True) + self._column(
-                [math.log(p.min_p) if p.min_p else -math.inf for p in params]
-            )
-            logits = logits.masked_fill(logits < floor, float("-inf"))
-        use_top_k = any(p.top_k for p in params)
-        use_top_p = any(p.top_p < 1 for p in params)
-        if not use_top_k and not use_top_p:
-            return logits
-        vocab = logits.shape[1]
-        ordered, order = logits.sort(dim=-1, descending=True, stable=True)
-        if use_top_k:
-            last = torch.tensor([min(p.top_k or vocab, vocab) - 1 for p in params], device=self.device)
-            ordered = ordered.masked_fill(ordered < ordered.gather(-1, last[:, None]), float("-inf"))
-        if use_top_p:
-            probs = torch.softmax(ordered, dim=-1, dtype=torch.float64)
-            before = probs.cumsum(-1) - probs
-            top_p = self._column([p.top_p if p.top_p < 1 else 2.0 for p in params])
-            beyond = before >= top_p
-            beyond[:, 0] = False
-            ordered = ordered.masked_fill(beyond, float("-inf"))
-        return torch.empty_like(logits).scatter_(-1, order, ordered)
-
-    def _column(self, values: list[float]) -> torch.Tensor:
-        return torch.tensor(values, device=self.device)[:, None]
-
-
-def uniform(seed: int, index: int) -> float:
-    """The number in [0, 1) with which the token at `index` of an answer is drawn: splitmix64 (Steele et al., 2014)
-    of seed and index."""
-    mask = (1 << 64) - 1
-    state = _mix64((seed * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019) & mask)
-    state = _mix64((state + (index + 1) * 0x9E3779B97F4A7C15) & mask)
-    return (state >> 11) * 2.0**-53
-
-
-def _mix64(z: int) -> int:
-    mask = (1 << 64) - 1
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
-    return z ^ (z >> 31)
-
-
-def _logprobs(raw: torch.Tensor, token_ids: list[int], params: Seq[ResolvedSampling]) -> list[TokenLogprobs | None]:
-    """Of the raw distribution: before biases, penalties, temperature and filters."""
-    result: list[TokenLogprobs | None] = [None] * len(token_ids)
-    rows = [row for row, p in enumerate(params) if p.logprobs is not None]
-    if not rows:
-        return result
-    logprobs = torch.log_softmax(raw[rows], dim=-1)
-    chosen = logprobs.gather(-1, torch.tensor([[token_ids[r]] for r in rows], device=raw.device)).squeeze(-1).tolist()
-    most = max(params[r].logprobs or 0 for r in rows)
-    values, tokens = (t.tolist() for t in logprobs.topk(min(most, raw.shape[1]), dim=-1))
-    for i, row in enumerate(rows):
-        count = params[row].logprobs or 0
-        top = tuple(zip(tokens[i][:count], values[i][:count], strict=True))
-        result[row] = TokenLogprobs(token_ids[row], chosen[i], top)
-    return result
+    def _choose(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+        if batch.drawn is None:
+            return greedy(logits)
+        assert batch.rules is not None
+        if batch.rest is None:
+            return self._drawer(logits, batch.rules, batch.numbers())
+        token_ids = torch.empty(len(batch.seqs), dtype=torch.int64, device=self.device)
+        token_ids[batch.drawn] = self._drawer(logits.index_select(0, batch.drawn), batch.rules, batch.numbers())
+        token_ids[batch.rest] = greedy(logits.index_select(0, batch.rest))
+        return token_ids

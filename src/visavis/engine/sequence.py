@@ -5,12 +5,16 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass, field
 from enum import Enum, auto
+from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
 from visavis.prompt import Prompt
 from visavis.sampling import ResolvedSampling
+
+if TYPE_CHECKING:
+    from visavis.engine.structured import GrammarState
 
 __all__ = ["Sequence", "SequenceStatus"]
 
@@ -41,6 +45,7 @@ class Sequence:
     end_token_ids: frozenset[int] = frozenset()
     block_hashes: list[bytes] = field(default_factory=list)  # names of its first full blocks, as far as worked out
     num_cached_tokens: int | None = None  # found in the prefix cache when it was first admitted
+    grammar: GrammarState | None = None  # what the answer must match, and how far it has come
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.token_ids)

@@ -12,8 +12,16 @@ presence and frequency, temperature, min_p, top_k, top_p.
 
 from __future__ import annotations
 
-from visavis.sampling.params import ResolvedSampling, SamplingParams, SpecialTokens
+from visavis.sampling.params import ALL_FIELDS, ResolvedSampling, SamplingParams, SpecialTokens
 from visavis.sampling.rules import DEFAULT_MAX_TOKENS, resolve
 from visavis.sampling.values import MAX_LOGPROBS
 
-__all__ = ["DEFAULT_MAX_TOKENS", "MAX_LOGPROBS", "ResolvedSampling", "SamplingParams", "SpecialTokens", "resolve"]
+__all__ = [
+    "ALL_FIELDS",
+    "DEFAULT_MAX_TOKENS",
+    "MAX_LOGPROBS",
+    "ResolvedSampling",
+    "SamplingParams",
+    "SpecialTokens",
+    "resolve",
+]

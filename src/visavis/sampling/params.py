@@ -10,7 +10,7 @@ from typing import Any, Literal
 from visavis.errors import OptionError, shorten
 from visavis.sampling.values import coerce
 
-__all__ = ["GREEDY_BELOW", "ResolvedSampling", "SamplingParams", "SpecialTokens"]
+__all__ = ["ALL_FIELDS", "GREEDY_BELOW", "ResolvedSampling", "SamplingParams", "SpecialTokens"]
 
 SpecialTokens = Literal["structural", "all", "none"]
 
@@ -45,6 +45,7 @@ class SamplingParams:
     prompt_logprobs: int | None = None
     logit_bias: tuple[tuple[int, float], ...] | None = None
     bad_words: tuple[str, ...] | None = None
+    bad_words_ids: tuple[tuple[int, ...], ...] | None = None
     special_tokens: SpecialTokens | None = None
 
     def __post_init__(self) -> None:
@@ -112,6 +113,7 @@ class ResolvedSampling:
     prompt_logprobs: int | None = None
     logit_bias: tuple[tuple[int, float], ...] = ()
     bad_words: tuple[str, ...] = ()
+    bad_words_ids: tuple[tuple[int, ...], ...] = ()  # those given, and the spellings of `bad_words`
     special_tokens: SpecialTokens = "structural"
     origins: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
@@ -132,6 +134,10 @@ class ResolvedSampling:
         notes = plain.pop("notes")
         settings = {name: {"value": value, "origin": origins.get(name, "neutral")} for name, value in plain.items()}
         return {"settings": settings, "notes": list(notes)}
+
+
+ALL_FIELDS = frozenset(f.name for f in fields(ResolvedSampling)) - {"origins", "notes"}
+"""Everything an engine may be asked to honour; what one cannot do is taken away from this in its backend."""
 
 
 def _apply_do_sample(values: dict[str, Any], do_sample: Any, where: str) -> None:

@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from tests.unit.engine.helpers import sequence
-from visavis.engine.sampler import Sampler, uniform
+from visavis.engine.random_numbers import uniform
+from visavis.engine.sampler import Sampler
 
 FLAT = [0.3, 0.1, -0.2, 0.0, 0.2, -0.1, 0.05, 0.15]
 PEAKED = [6.0, 4.5, 4.4, 3.0, 1.0, 0.0, -2.0, -5.0]
