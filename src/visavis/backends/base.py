@@ -12,9 +12,10 @@ from dataclasses import dataclass, field, replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
+from visavis.backends.memory_hint import with_plan
 from visavis.backends.options import EngineOptions, for_backend
 from visavis.completion import Completion, Delta, FinishReason, TokenLogprobs
-from visavis.errors import OptionError, RequestError
+from visavis.errors import OptionError, RequestError, VisavisError
 from visavis.prompt import Prompt
 from visavis.sampling import ResolvedSampling, SamplingParams
 
@@ -158,9 +159,11 @@ class ModelInterface(ABC):
                 began = self.clock()
                 self._warm_up()
                 self.info = replace(info, phases={**phases, "warm-up": self.clock() - began})
-        except BaseException:
+        except BaseException as error:
             self.info = None
             self._close()
+            if isinstance(error, VisavisError) and (told := with_plan(error, self.name, model, options)) is not error:
+                raise told from None
             raise
         report("ready", self.clock() - start)
         return self
@@ -197,6 +200,8 @@ class ModelInterface(ABC):
             prompt_tokens=len(prompt),
             max_model_len=info.max_model_len,
             eos_token_ids=family.eos_token_ids,
+            vocab_size=family.vocab_size,
+            encode=family.tokenizer.encode,
             user_config=self.sampling_defaults,
             generation_config=family.folder.generation_config if self.use_generation_config else None,
         )

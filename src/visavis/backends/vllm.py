@@ -77,7 +77,10 @@ class VLLMModel(ModelInterface):
             config = EngineArgs(**arguments).create_engine_config()
         except (ValueError, TypeError, NotImplementedError) as error:
             raise OptionError(f"vllm refuses this model or these settings: {_first_words(error)}") from None
-        engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
+        try:
+            engine = LLMEngine.from_vllm_config(config, disable_log_stats=True)
+        except Exception as error:  # of any kind, out of its engine's own process too
+            raise BackendError(f"vllm cannot start: {type(error).__name__}: {_first_words(error)}") from error
         self._engine = engine
         self._watch_clock(engine)
         loaded = time.perf_counter() - start

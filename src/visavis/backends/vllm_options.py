@@ -113,6 +113,11 @@ def engine_arguments(options: EngineOptions, model: str, known: Collection[str],
         refuse("vllm", "gpu_memory_utilization", options.gpu_memory_utilization, "there is no GPU; give kv_cache_bytes")
         arguments.setdefault("kv_cache_memory_bytes", CPU_KV_CACHE_BYTES)
     else:
+        if options.kv_cache_bytes is not None and options.gpu_memory_utilization is not None:
+            raise OptionError(
+                "vllm: kv_cache_bytes decides the size of the cache, and gpu_memory_utilization would be ignored; "
+                "give one of them"
+            )
         refuse("vllm", "threads", options.threads, "it counts CPU threads and this is a GPU build")
     own = check_extra("vllm", options.extra, known, OURS)
     if options.limit_per_prompt is not None and "limit_mm_per_prompt" in own:

@@ -69,6 +69,12 @@ def test_min_tokens_is_refused_where_sglang_bans_ends_of_its_own() -> None:
         sglang_options.sampling_arguments(_sampling(min_tokens=2), engine_ends={99})
 
 
+def test_vllm_would_ignore_the_share_of_the_gpu_beside_a_cache_of_given_size() -> None:
+    options = EngineOptions(kv_cache_bytes=1 << 30, gpu_memory_utilization=0.5)
+    with pytest.raises(OptionError, match="gpu_memory_utilization would be ignored; give one of them"):
+        vllm_options.engine_arguments(options, "/m", VLLM_KNOWN, cpu=False)
+
+
 def test_one_limit_of_images_has_a_name_in_each_engine() -> None:
     options = EngineOptions(limit_per_prompt={"image": 2})
     vllm = vllm_options.engine_arguments(options, "/m", VLLM_KNOWN, cpu=False)
