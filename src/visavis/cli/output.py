@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
-__all__ = ["Output", "add_output_options", "check_writable"]
+__all__ = ["Output", "add_output_options", "check_writable", "write_file"]
 
 # Control characters would let an answer move the cursor or recolour the terminal.
 _CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
@@ -44,6 +44,14 @@ def check_writable(path: str | None) -> None:
     place = file if possible and file.exists() else file.parent
     if not possible or file.is_dir() or not file.parent.is_dir() or not os.access(place, os.W_OK):
         raise OptionError(f"{shorten_path(path)} cannot be written: name a file in a folder that exists and is yours")
+
+
+def write_file(path: str, text: str) -> None:
+    """A file that was asked for. Raises OptionError with the reason where it cannot be written after all."""
+    try:
+        Path(path).write_text(text, "utf-8")
+    except OSError as error:
+        raise OptionError(f"{shorten_path(path)} cannot be written: {error.strerror}") from None
 
 
 class Output:

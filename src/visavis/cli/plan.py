@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shlex
 from argparse import Namespace
 from typing import TYPE_CHECKING, Any
 
 from visavis.cli.model_file import described_by, use_model_file
 from visavis.cli.options import announce_model
-from visavis.cli.output import Output, add_output_options
+from visavis.cli.output import Output, add_output_options, check_writable, write_file
 from visavis.cli.parser import positive
 from visavis.errors import OptionError, shorten
 
@@ -79,6 +80,7 @@ def run(args: Namespace) -> int:
     from visavis.plan.engines import ENGINES
 
     output = Output(args)
+    check_writable(args.report)
     if args.words_left:
         raise OptionError(f"plan: {shorten(args.words_left[0])} belongs to no option; the model is given with -m")
     context = _use_file(args)
@@ -104,6 +106,11 @@ def run(args: Namespace) -> int:
         engines=_engines(args.backends) or tuple(ENGINES),
         where=f"{folder.name}: config.json",
     )
+    if args.report is not None:
+        from visavis.plan.html import to_html
+
+        write_file(args.report, to_html(result, shlex.join(["visavis", *args.argv])))
+        output.say(f"report: {args.report}")
     if output.json:
         output.document(as_dict(result))
     else:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from visavis.plan.picture import COLOURS, bar, letter_of
-from visavis.plan.types import EnginePlan, MemoryPart, Plan, Proposal
-from visavis.plan.units import format_bytes, format_count
+from visavis.plan.types import EnginePlan, Plan
+from visavis.plan.units import format_bytes
+from visavis.plan.words import budget_rows, headings, name_of, value_of
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,24 +45,8 @@ def show(plan: Plan, console: Console, *, why: bool = True) -> None:
 
 
 def _heading(plan: Plan, console: Console) -> None:
-    active = f", {format_count(plan.active_parameters)} active" if plan.active_parameters < plan.parameters else ""
-    formats = f"{plan.dtype}, weights {plan.quantization}" if plan.quantization else plan.dtype
-    _line(console, plan.model, f"{plan.model_type}, {format_count(plan.parameters)} parameters{active}, {formats}")
-    device = plan.device
-    count = f"{plan.tensor_parallel_size} × " if plan.tensor_parallel_size > 1 else ""
-    used = f", {format_bytes(device.used_bytes)} in use" if device.used_bytes else ""
-    _line(
-        console, "on", f"{count}{device.name}: {format_bytes(device.total_bytes)} for programs{used} ({device.source})"
-    )
-    work = plan.work
-    sizes = ", ".join(
-        f"{i.original[1]}×{i.original[0]} → {i.resized[1]}×{i.resized[0]} = {i.tokens} tokens" for i in work.images
-    )
-    images = f" + images {sizes}" if sizes else ""
-    at_once = f", {work.concurrency} at once" if work.concurrency else ""
-    _line(console, "for", f"{work.text_tokens} text tokens{images} + {work.max_tokens} of answer{at_once}")
-    if work.notes:
-        _line(console, "assumed", "; ".join(work.notes))
+    for label, text in headings(plan):
+        _line(console, label, text)
 
 
 def _line(console: Console, label: str, text: str) -> None:
@@ -106,29 +91,10 @@ def _budgets(engines: list[EnginePlan]) -> Table:
     table = _table("GiB of one device")
     for engine in engines:
         table.add_column(engine.engine, justify="right", no_wrap=True)
-    for label, names in _rows(engines):
+    for label, names in budget_rows(engines):
         found = [sum(p.bytes for p in engine.parts if p.name in names) for engine in engines]
         table.add_row(label, *(f"{amount / 1024**3:.2f}" if amount else "" for amount in found))
     return table
-
-
-def _rows(engines: list[EnginePlan]) -> list[tuple[str, set[str]]]:
-    """Row labels and the parts they add up: weights together, the rest one by one."""
-    weights = [part for part in _all_parts(engines) if part.kind == "weights"]
-    letters = "".join(dict.fromkeys(letter_of(part) for part in weights))
-    rows = [(f"{letters} weights", {part.name for part in weights})]
-    for part in _all_parts(engines):
-        if part.kind != "weights":
-            rows.append((f"{letter_of(part)} {part.name}", {part.name}))
-    return rows
-
-
-def _all_parts(engines: list[EnginePlan]) -> list[MemoryPart]:
-    seen: dict[str, MemoryPart] = {}
-    for engine in engines:
-        for part in engine.parts:
-            seen.setdefault(part.name, part)
-    return list(seen.values())
 
 
 def _engine(engine: EnginePlan, console: Console, *, why: bool) -> None:
@@ -145,17 +111,8 @@ def _settings(engine: EnginePlan) -> Table:
     table.add_column("value", no_wrap=True)
     table.add_column("why", overflow="fold", ratio=1)
     for proposal in engine.proposals:
-        name = proposal.flag.rstrip("=") if proposal.flag != "--engine-option" else proposal.name
-        table.add_row(name or proposal.name, _value(proposal), proposal.why)
+        table.add_row(name_of(proposal), value_of(proposal), proposal.why)
     return table
-
-
-def _value(proposal: Proposal) -> str:
-    if isinstance(proposal.value, dict):
-        return ", ".join(f"{name} {number}" for name, number in proposal.value.items())
-    if isinstance(proposal.value, bool):
-        return "on" if proposal.value else "off"
-    return str(proposal.value) if proposal.name == "max_pixels" else proposal.argument
 
 
 def _table(first: str) -> Table:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from html import escape
 
-__all__ = ["SERIES", "Bar", "Line", "Segment", "Stack", "bars", "lines", "marker", "stacks"]
+__all__ = ["SERIES", "WIDTH", "Bar", "Line", "Segment", "Stack", "bars", "lines", "marker", "stacks", "svg", "text"]
 
 SERIES = 6
 """Colours of the page's style; more series begin again, with other markers."""
@@ -68,9 +68,9 @@ def bars(title: str, rows: Sequence[Bar], fmt: Format) -> str:
         middle = y + 23
         parts.append(f'<g class="series-{row.series % SERIES}">')
         parts.append(marker(row.series, 6, y + 8))
-        parts.append(_text(16, y + 12, row.label))
+        parts.append(text(16, y + 12, row.label))
         note = f" {row.note}" if row.note else ""
-        parts.append(_text(WIDTH, y + 12, f"{fmt(row.value)}{note}", anchor="end", cls="value"))
+        parts.append(text(WIDTH, y + 12, f"{fmt(row.value)}{note}", anchor="end", cls="value"))
         parts.append(f'<rect class="fill" x="0" y="{y + 17}" width="{max(1.0, length):.1f}" height="12" rx="2"/>')
         if high > low:
             parts.append(
@@ -79,7 +79,7 @@ def bars(title: str, rows: Sequence[Bar], fmt: Format) -> str:
             )
         parts.append("</g>")
     said = "; ".join(f"{row.label} {fmt(row.value)} ({fmt(row.low)} to {fmt(row.high)})" for row in rows)
-    return _svg(title, said, height, parts)
+    return svg(title, said, height, parts)
 
 
 def lines(title: str, series: Sequence[Line], fmt: Format, *, x_label: str, x_fmt: Format) -> str:
@@ -102,14 +102,14 @@ def lines(title: str, series: Sequence[Line], fmt: Format, *, x_label: str, x_fm
         value = top * step / 4
         y = at(xs[0], value)[1]
         parts.append(f'<path class="grid" d="M{left} {y:.1f}H{right}"/>')
-        parts.append(_text(left - 5, y + 4, fmt(value) if step else "0", anchor="end"))
+        parts.append(text(left - 5, y + 4, fmt(value) if step else "0", anchor="end"))
     last = -math.inf
     for x in xs:
         place = at(x, 0)[0]
         if place - last >= 30:
-            parts.append(_text(place, lower + 15, x_fmt(x), anchor="middle"))
+            parts.append(text(place, lower + 15, x_fmt(x), anchor="middle"))
             last = place
-    parts.append(_text((left + right) / 2, lower + 31, x_label, anchor="middle"))
+    parts.append(text((left + right) / 2, lower + 31, x_label, anchor="middle"))
     for line in series:
         placed = [(*at(x, y), at(x, low)[1], at(x, high)[1]) for x, y, low, high in line.points]
         path = "L".join(f"{x:.1f} {y:.1f}" for x, y, _, _ in placed)
@@ -122,7 +122,7 @@ def lines(title: str, series: Sequence[Line], fmt: Format, *, x_label: str, x_fm
     said = "; ".join(
         f"{line.label}: " + ", ".join(f"{fmt(y)} at {x_fmt(x)}" for x, y, _, _ in line.points) for line in series
     )
-    return _svg(title, f"{x_label}: {said}", lower + 40, parts)
+    return svg(title, f"{x_label}: {said}", lower + 40, parts)
 
 
 def stacks(title: str, rows: Sequence[Stack], names: Sequence[str], fmt: Format) -> str:
@@ -133,8 +133,8 @@ def stacks(title: str, rows: Sequence[Stack], names: Sequence[str], fmt: Format)
     parts = []
     for i, (row, total) in enumerate(zip(rows, totals, strict=True)):
         y, x = i * 44 + 2, 0.0
-        parts.append(_text(0, y + 12, row.label))
-        parts.append(_text(WIDTH, y + 12, fmt(total), anchor="end", cls="value"))
+        parts.append(text(0, y + 12, row.label))
+        parts.append(text(WIDTH, y + 12, fmt(total), anchor="end", cls="value"))
         for segment in row.segments:
             width = segment.value / max(totals) * WIDTH
             number = names.index(segment.label)
@@ -143,11 +143,11 @@ def stacks(title: str, rows: Sequence[Stack], names: Sequence[str], fmt: Format)
                 f'width="{max(0.5, width):.1f}" height="18"/>'
             )
             if width >= 14:
-                parts.append(_text(x + width / 2, y + 30, str(number + 1), anchor="middle", cls="on-fill"))
+                parts.append(text(x + width / 2, y + 30, str(number + 1), anchor="middle", cls="on-fill"))
             parts.append("</g>")
             x += width
     said = "; ".join(f"{row.label}: " + ", ".join(f"{s.label} {fmt(s.value)}" for s in row.segments) for row in rows)
-    return _svg(title, said, len(rows) * 44 + 2, parts)
+    return svg(title, said, len(rows) * 44 + 2, parts)
 
 
 def marker(series: int, x: float, y: float, size: float = 4.0) -> str:
@@ -184,13 +184,14 @@ def _round_up(value: float) -> float:
     return next(step * scale for step in (1, 1.2, 1.6, 2, 2.4, 3.2, 4, 6, 8, 10) if step * scale >= value * (1 - 1e-9))
 
 
-def _text(x: float, y: float, text: str, *, anchor: str = "start", cls: str = "") -> str:
+def text(x: float, y: float, words: str, *, anchor: str = "start", cls: str = "") -> str:
+    """A line of text at a place of a chart."""
     css = f' class="{cls}"' if cls else ""
-    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{css}>{escape(text)}</text>'
+    return f'<text x="{x:.1f}" y="{y:.1f}" text-anchor="{anchor}"{css}>{escape(words)}</text>'
 
 
-def _svg(title: str, said: str, height: float, parts: Sequence[str]) -> str:
-    """`said`: the whole chart in words, for those who hear it."""
+def svg(title: str, said: str, height: float, parts: Sequence[str]) -> str:
+    """A chart `WIDTH` wide. `said`: the whole chart in words, for those who hear it."""
     return (
         f'<svg class="chart" role="img" viewBox="0 0 {WIDTH} {height:.0f}" font-size="{_TEXT}">'
         f"<title>{escape(title)}</title><desc>{escape(said)}</desc>{''.join(parts)}</svg>"
