@@ -334,7 +334,7 @@ def test_wrong_types_are_refused_by_name(name: str, bad: Any) -> None:
 def test_ids_and_biases_have_ranges_too() -> None:
     with pytest.raises(OptionError, match="stop_token_ids -1"):
         settle({"stop_token_ids": [5, -1]})
-    with pytest.raises(OptionError, match=r"logit_bias -3:1\.0"):
+    with pytest.raises(OptionError, match=r"logit_bias -3 \(request\) is no token of this model: ids begin at 0"):
         settle({"logit_bias": {-3: 1}})
     with pytest.raises(OptionError, match=r"logit_bias 3:101\.0"):
         settle({"logit_bias": {3: 101}})
@@ -416,3 +416,48 @@ def test_as_dict_is_json_with_an_origin_for_every_value() -> None:
     assert read["notes"] == ["temperature 0 is greedy: top_p 0.5 changes nothing"]
     assert "origins" not in read["settings"]
     assert set(read["settings"]) == set(ResolvedSampling.__dataclass_fields__) - {"origins", "notes"}
+
+
+# ---- token ids, checked against the model ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("request_", "named"),
+    [
+        ({"logit_bias": {500: 1.0}}, "logit_bias 500"),
+        ({"logit_bias": {3: 1.0, 999999: -5}}, "logit_bias 999999"),
+        ({"stop_token_ids": [5, 500]}, "stop_token_ids 500"),
+        ({"bad_words_ids": [[1, 2], [3, 501]]}, "bad_words_ids 501"),
+        ({"bad_words_ids": [[-1]]}, "bad_words_ids -1"),
+    ],
+)
+def test_ids_the_model_does_not_have_are_refused_with_the_ones_it_has(request_: dict[str, Any], named: str) -> None:
+    with pytest.raises(OptionError, match=rf"^{named} \(request\) is no token of this model: its ids are 0 to 499$"):
+        settle(request_, vocab_size=500)
+
+
+def test_the_last_id_of_the_model_is_one() -> None:
+    got = settle({"logit_bias": {499: 1.0}, "stop_token_ids": [499], "bad_words_ids": [[499]]}, vocab_size=500)
+    assert (got.stop_token_ids, got.bad_words_ids) == ((499,), ((499,),))
+
+
+def test_bad_words_are_spelled_as_ids_at_the_beginning_and_behind_a_space() -> None:
+    spelled = {"cat": [7], " cat": [8, 9], "dog": [5], " dog": [5]}
+    got = settle({"bad_words": ["cat", "dog"], "bad_words_ids": [[3, 4], [7]]}, encode=spelled.__getitem__)
+    assert got.bad_words == ("cat", "dog")
+    assert got.bad_words_ids == ((3, 4), (7,), (8, 9), (5,))
+    text_only = settle({"bad_words": "cat"}, encode=spelled.__getitem__)
+    assert text_only.bad_words_ids == ((7,), (8, 9))
+    assert text_only.origins["bad_words_ids"] == "bad_words (request)"
+
+
+def test_banning_the_end_token_is_refused_with_the_way_out() -> None:
+    with pytest.raises(OptionError, match=r"bad_words_ids 7 .*end token; give ignore_eos or min_tokens"):
+        settle({"bad_words_ids": [[7]]}, eos_token_ids=(7,))
+    assert settle({"bad_words_ids": [[7, 8]]}, eos_token_ids=(7,)).bad_words_ids == ((7, 8),)
+
+
+@pytest.mark.parametrize("bad", ["x", [1, 2], [[]], [["x"]], 5, [[1.5]]])
+def test_bad_words_ids_need_lists_of_ids(bad: Any) -> None:
+    with pytest.raises(OptionError, match=r"bad_words_ids .* is not valid"):
+        SamplingParams.from_mapping({"bad_words_ids": bad})

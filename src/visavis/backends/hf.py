@@ -13,7 +13,6 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, Any
 
-from visavis.backends.bad_words import bad_word_ids
 from visavis.backends.base import Capabilities, EngineRequest, LoadInfo, ModelInterface, Progress, TokenEvent
 from visavis.backends.option_map import check_extra
 from visavis.backends.options import EngineOptions, refuse_unsupported
@@ -168,17 +167,17 @@ class HuggingFaceModel(ModelInterface):
         loaded, executor = self._loaded, self._executor
         assert loaded is not None  # base checked: `info` is set
         assert executor is not None
-        tokenizer = self._family().tokenizer
         batch: list[EngineRequest] = []
         rows: list[RowSampler] = []
         for request in requests:
             if request.index in self._aborted:
                 yield TokenEvent(request.index, finish_reason="abort")
                 continue
-            banned = bad_word_ids(tokenizer, request.sampling.bad_words)
             ids = request.prompt.token_ids
             try:
-                rows.append(RowSampler(request.sampling, ids, banned, loaded.vocab_size, loaded.device))
+                rows.append(
+                    RowSampler(request.sampling, ids, request.sampling.bad_words_ids, loaded.vocab_size, loaded.device)
+                )
             except ValueError as error:
                 yield TokenEvent(request.index, finish_reason="error", error=str(error))
                 continue

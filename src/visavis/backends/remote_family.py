@@ -54,6 +54,10 @@ class RemoteFamily(Family):
         self.patch_rule = None
 
     @property
+    def vocab_size(self) -> None:
+        return None
+
+    @property
     def supports_images(self) -> bool:
         return True
 

@@ -151,6 +151,7 @@ def check_sampling(
         prompt_tokens=len(prompt),
         max_model_len=min(options.max_model_len or family.max_model_len, family.max_model_len),
         eos_token_ids=family.eos_token_ids,
+        vocab_size=family.vocab_size,
         generation_config=family.folder.generation_config if args.generation_config else None,
     )
 

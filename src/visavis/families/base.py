@@ -76,6 +76,12 @@ class Family(ABC):
     video_defaults: VideoDefaults = VideoDefaults()  # how frames are picked where a message does not say
 
     @property
+    def vocab_size(self) -> int | None:
+        """How many token ids the model has, often more than its tokenizer; None where the config does not say."""
+        value = self.folder.text_config.get("vocab_size")
+        return value if isinstance(value, int) else None
+
+    @property
     @abstractmethod
     def supports_images(self) -> bool: ...
 

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from visavis.errors import ContextLengthError, OptionError, shorten
+from visavis.sampling.bad_words import spellings
 from visavis.sampling.params import GREEDY_BELOW, ResolvedSampling, SamplingParams
-from visavis.sampling.values import check_ranges, coerce
+from visavis.sampling.values import check_ranges, check_token_ids, coerce
 
 __all__ = ["DEFAULT_MAX_TOKENS", "resolve"]
 
@@ -25,8 +26,12 @@ def resolve(
     user_config: SamplingParams | None = None,
     generation_config: Mapping[str, Any] | None = None,
     draw_seed: bool = True,
+    vocab_size: int | None = None,
+    encode: Callable[[str], Sequence[int]] | None = None,
 ) -> ResolvedSampling:
     """One rule for every engine.
+
+    `vocab_size` is the model's, None where only a server knows it; `encode` turns the text of `bad_words` into ids.
 
     `generation_config` is the model folder's file and is only given when the user asked for it; its sampling values
     count, as in transformers, only where it says `do_sample: true`. Raises OptionError for values out of range and
@@ -47,6 +52,11 @@ def resolve(
             values[name] = value
             origins[name] = origin
     check_ranges(values, origins)
+    check_token_ids(values, origins, eos_token_ids, vocab_size)
+    if "bad_words" in values and encode is not None:
+        spelled = [ids for ids in spellings(encode, values["bad_words"]) if ids not in values.get("bad_words_ids", ())]
+        values["bad_words_ids"] = (*values.get("bad_words_ids", ()), *spelled)
+        origins.setdefault("bad_words_ids", f"bad_words ({origins['bad_words']})")
 
     room = max_model_len - prompt_tokens
     if room < 1:

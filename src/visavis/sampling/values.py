@@ -8,7 +8,7 @@ from typing import Any
 
 from visavis.errors import OptionError, shorten
 
-__all__ = ["MAX_LOGPROBS", "check_ranges", "coerce"]
+__all__ = ["MAX_LOGPROBS", "check_ranges", "check_token_ids", "coerce"]
 
 MAX_LOGPROBS = 20
 
@@ -36,11 +36,30 @@ def check_ranges(values: Mapping[str, Any], origins: Mapping[str, str]) -> None:
             if not low <= value <= high:  # NaN fails too
                 raise OptionError(f"{name} {shorten(value)} ({origins[name]}) is out of range: {words}")
     for token_id, bias in values.get("logit_bias", ()):
-        if token_id < 0 or not -100 <= bias <= 100:
-            raise OptionError(f"logit_bias {token_id}:{bias} is out of range: ids from 0, values -100 to 100")
-    for token_id in values.get("stop_token_ids", ()):
-        if token_id < 0:
-            raise OptionError(f"stop_token_ids {token_id} ({origins['stop_token_ids']}) is out of range: ids from 0")
+        if not -100 <= bias <= 100:
+            raise OptionError(f"logit_bias {token_id}:{bias} is out of range: values are -100 to 100")
+
+
+def check_token_ids(
+    values: Mapping[str, Any], origins: Mapping[str, str], eos_token_ids: Sequence[int], vocab_size: int | None
+) -> None:
+    """Ids that the model does not have, and bans that transformers would leave out."""
+    named = {
+        "logit_bias": [token_id for token_id, _ in values.get("logit_bias", ())],
+        "stop_token_ids": values.get("stop_token_ids", ()),
+        "bad_words_ids": [token_id for word in values.get("bad_words_ids", ()) for token_id in word],
+    }
+    for name, ids in named.items():
+        for token_id in ids:
+            if token_id < 0 or (vocab_size is not None and token_id >= vocab_size):
+                known = "ids begin at 0" if vocab_size is None else f"its ids are 0 to {vocab_size - 1}"
+                raise OptionError(f"{name} {token_id} ({origins[name]}) is no token of this model: {known}")
+    for word in values.get("bad_words_ids", ()):
+        if len(word) == 1 and word[0] in eos_token_ids:
+            raise OptionError(
+                f"bad_words_ids {word[0]} ({origins['bad_words_ids']}) is the model's end token; "
+                "give ignore_eos or min_tokens"
+            )
 
 
 _INTEGERS = {"max_tokens", "min_tokens", "top_k", "seed", "n", "logprobs", "prompt_logprobs"}
@@ -59,10 +78,9 @@ def coerce(name: str, value: Any, where: str) -> Any:
         if name in ("stop", "bad_words"):
             return _words(value)
         if name == "stop_token_ids":
-            ids = (value,) if isinstance(value, int) else value
-            if not isinstance(ids, Sequence) or isinstance(ids, str | bytes):
-                raise ValueError("a list of token ids is needed")
-            return tuple(_whole(v) for v in ids)
+            return _ids((value,) if isinstance(value, int) else value)
+        if name == "bad_words_ids":
+            return _id_sequences(value)
         if name == "logit_bias":
             return _biases(value)
         if name == "ignore_eos" and not isinstance(value, bool):
@@ -99,6 +117,21 @@ def _words(value: Any) -> tuple[str, ...]:
     if not isinstance(words, Sequence) or not all(isinstance(w, str) and w for w in words):
         raise ValueError("a non-empty string or a list of them is needed")
     return tuple(words)
+
+
+def _ids(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        raise ValueError("a list of token ids is needed")
+    return tuple(_whole(v) for v in value)
+
+
+def _id_sequences(value: Any) -> tuple[tuple[int, ...], ...]:
+    if not isinstance(value, Sequence) or isinstance(value, str | bytes):
+        raise ValueError("a list of lists of token ids is needed")
+    sequences = tuple(_ids(v) for v in value)
+    if not all(sequences):
+        raise ValueError("a list of token ids in it is empty")
+    return sequences
 
 
 def _biases(value: Any) -> tuple[tuple[int, float], ...]:

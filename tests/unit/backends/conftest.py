@@ -53,7 +53,11 @@ class StubFamily(Family):
         self.max_model_len = 512
         self.box_format = "qwen2_vl"
         self.patch_rule = None
-        self.folder: Any = SimpleNamespace(name="stub-model", generation_config={"do_sample": True, "temperature": 0.5})
+        self.folder: Any = SimpleNamespace(
+            name="stub-model",
+            generation_config={"do_sample": True, "temperature": 0.5},
+            text_config={"vocab_size": self.tokenizer.vocab_size + 3},
+        )
 
     @property
     def supports_images(self) -> bool:

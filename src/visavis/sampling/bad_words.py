@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
 
-if TYPE_CHECKING:
-    from visavis.families.base import TextTokenizer
-
-__all__ = ["bad_word_ids"]
+__all__ = ["spellings"]
 
 
-def bad_word_ids(tokenizer: TextTokenizer, words: Sequence[str]) -> list[tuple[int, ...]]:
+def spellings(encode: Callable[[str], Sequence[int]], words: Sequence[str]) -> list[tuple[int, ...]]:
     """The id sequences that spell each word, at the beginning of a text and behind a space.
 
-    The last id of a sequence is banned where the answer ends with the ids before it, as transformers and vLLM do; other
+    The last id of a sequence is banned where prompt and answer end with the ids before it, as in transformers; other
     ways to tokenise the same letters are not found by this.
     """
     found: dict[tuple[int, ...], None] = {}
     for word in words:
         for spelling in (word, " " + word.lstrip()):
-            ids = tuple(tokenizer.encode(spelling))
+            ids = tuple(encode(spelling))
             if ids:
                 found[ids] = None
     return list(found)
