@@ -12,7 +12,7 @@ BIN := $(VENV)/bin
 TORCH_REQUIREMENT = $(shell sed -n 's/^ *"\(torch[<>=][^"]*\)",.*/\1/p' pyproject.toml)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test peers lint typecheck check clean
+.PHONY: help demo test peers peers-environments lint typecheck check clean
 
 help:
 	@sed -n 's/^# \{0,1\}//p' Makefile | head -5; echo; echo "make peers: vLLM and SGLang, in environments of their own, against ours"
@@ -47,8 +47,10 @@ test: $(VENV)/.dev
 	$(BIN)/python -m pytest -m "not peers" $(PYTEST_ARGS)
 
 # vLLM and SGLang in environments of their own (7 GB under ~/.cache/visavis-test-envs, made once), against ours.
-peers: $(VENV)/.dev
+peers-environments: $(VENV)/.dev
 	$(BIN)/python tests/peers/make_environment.py vllm sglang smollm2
+
+peers: peers-environments
 	$(BIN)/python -m pytest tests/peers $(PYTEST_ARGS)
 
 lint: $(VENV)/.dev

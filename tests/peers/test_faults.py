@@ -16,7 +16,7 @@ import pytest
 from tests.peers.conftest import alive, engine_options, worker
 from visavis.backends.child_process import descendants
 from visavis.backends.worker import WorkerModel
-from visavis.errors import VisavisError, WorkerDiedError
+from visavis.errors import BackendError, VisavisError, WorkerDiedError
 from visavis.sampling import SamplingParams
 
 pytestmark = pytest.mark.peers
@@ -129,6 +129,12 @@ def test_a_broken_folder_is_one_error_and_leaves_nothing_running(
         model.load(str(folder), engine_options("vllm"))
     assert len(str(caught.value)) < 3000
     assert set(descendants(os.getpid())) <= before
+
+
+def test_too_little_memory_is_told_with_the_command_that_says_what_fits(tiny: Tiny) -> None:
+    folder = str(tiny("qwen2"))
+    with pytest.raises(BackendError, match=rf"visavis plan -m {folder} --backends vllm` says what fits here"):
+        worker("vllm").load(folder, engine_options("vllm", kv_cache_bytes=1 << 14))  # 16 KiB for 1024 tokens
 
 
 def test_two_models_one_after_another_give_their_memory_back(start: Start, tiny: Tiny) -> None:
