@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Self
 from visavis.backends.memory_hint import with_plan
 from visavis.backends.options import EngineOptions, for_backend
 from visavis.completion import Completion, Delta, FinishReason, TokenLogprobs
-from visavis.errors import OptionError, RequestError, VisavisError
+from visavis.errors import OptionError, RequestError
 from visavis.prompt import Prompt
 from visavis.sampling import ResolvedSampling, SamplingParams
 
@@ -162,7 +162,7 @@ class ModelInterface(ABC):
         except BaseException as error:
             self.info = None
             self._close()
-            if isinstance(error, VisavisError) and (told := with_plan(error, self.name, model, options)) is not error:
+            if isinstance(error, Exception) and (told := with_plan(error, self.name, model, options)) is not error:
                 raise told from None
             raise
         report("ready", self.clock() - start)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from visavis.backends.options import EngineOptions
-from visavis.errors import BackendError, OptionError, VisavisError
+from visavis.errors import BackendError, OptionError
 
 __all__ = ["with_plan"]
 
@@ -28,9 +28,27 @@ _CHOICES = {
 }
 
 
-def with_plan(error: VisavisError, backend: str, model: str | None, options: EngineOptions) -> VisavisError:
-    """The error itself; where it is about memory, one of its kind that says which command tells what fits."""
+_ALLOCATION = re.compile(r"[Tt]ried to allocate ([0-9.]+) (bytes|KiB|MiB|GiB)")
+
+
+def _asked_for(text: str) -> str:
+    """The allocation that failed: `1953.1 GiB at once`, or the first words of what was said."""
+    found = _ALLOCATION.search(text)
+    if found is None:
+        return " ".join(text.split())[:200] or "MemoryError"
+    amount, unit = float(found[1]), found[2]
+    return f"{amount / 2**30:.1f} GiB at once" if unit == "bytes" else f"{found[1]} {unit} at once"
+
+
+def with_plan(error: Exception, backend: str, model: str | None, options: EngineOptions) -> Exception:
+    """The error itself; where it is about memory, one of its kind that says which command tells what fits. What torch
+    and Python raise when memory runs out becomes a BackendError."""
     text = str(error)
+    if isinstance(error, RuntimeError | MemoryError) and (
+        isinstance(error, MemoryError) or _ABOUT_MEMORY.search(f"{type(error).__name__}: {text}")
+    ):
+        error = BackendError(f"{backend}: out of memory while it was started ({_asked_for(text)})")
+        text = str(error)
     if backend not in PLANNED or not isinstance(error, BackendError | OptionError) or "visavis plan" in text:
         return error
     certain = _ABOUT_MEMORY.search(text) is not None

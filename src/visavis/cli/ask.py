@@ -8,6 +8,7 @@ from contextlib import closing, contextmanager
 from typing import TYPE_CHECKING, Any
 
 from visavis.cli.answer_document import answer_document
+from visavis.cli.fitting import saying_what_fits
 from visavis.cli.inputs import add_request_options, files_of, named_by_flags, prompt_of, raw_cases
 from visavis.cli.model_file import interpreters_of, keep_box_format, use_model_file
 from visavis.cli.options import (
@@ -96,7 +97,16 @@ def run(args: Namespace) -> int:
             check_sampling(args, sampling, options, family, prompt)
             image = _image_to_draw_on(args, conversation, prompt)
             loading = time.perf_counter()
-            model.load(args.model, options, progress)
+            with saying_what_fits(
+                args.model,
+                args.backend,
+                options,
+                images=[m.original_size for m in prompt.media if m.kind == "image"],
+                text_tokens=max(1, len(prompt) - prompt.num_image_tokens),
+                max_tokens=sampling.max_tokens,
+                concurrency=1,
+            ):
+                model.load(args.model, options, progress)
             loaded = time.perf_counter()
             completion = _answer(model, prompt, sampling, output, progress)
             answered, info = time.perf_counter(), model.info

@@ -6,6 +6,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+from visavis.cli.fitting import saying_what_fits
 from visavis.errors import OptionError
 
 if TYPE_CHECKING:
@@ -49,7 +50,8 @@ class Opener:
             made = WorkerModel(backend, python=self.interpreters.get(backend) or None)
         with made as model:
             model.use_generation_config = self.use_generation_config
-            model.load(self.model, self.options, progress)
+            with saying_what_fits(self.model, backend, self.options):
+                model.load(self.model, self.options, progress)
             yield model
 
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from visavis.families.folder import ModelFolder
     from visavis.families.resize import PixelBounds
 
-__all__ = ["add_parser", "run"]
+__all__ = ["add_parser", "image_bounds", "run"]
 
 DESCRIPTION = """\
 What fits, before anything is downloaded or started: weights by part, KV cache, activations; the settings each engine
@@ -101,7 +101,7 @@ def run(args: Namespace) -> int:
         prompt_tokens=args.prompt_tokens,
         max_tokens=args.max_tokens,
         concurrency=args.concurrency,
-        bounds=_bounds(folder),
+        bounds=image_bounds(folder),
         context=min(context or folder.max_model_len, folder.max_model_len),
         engines=_engines(args.backends) or tuple(ENGINES),
         where=f"{folder.name}: config.json",
@@ -154,7 +154,7 @@ def _engines(given: str | None) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
-def _bounds(folder: ModelFolder) -> PixelBounds | None:
+def image_bounds(folder: ModelFolder) -> PixelBounds | None:
     """The folder's image bounds, by the one reader of them; None where the folder does not say."""
     from importlib import import_module
 

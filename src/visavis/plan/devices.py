@@ -12,7 +12,7 @@ from typing import Literal
 from visavis.errors import OptionError, shorten
 from visavis.plan.units import GIB, MIB, format_bytes
 
-__all__ = ["Device", "choose", "detect", "stated"]
+__all__ = ["Device", "choose", "cpu", "detect", "stated"]
 
 _LARGE = 64 * GIB
 
@@ -54,7 +54,7 @@ def detect() -> Device:
 
     `CUDA_VISIBLE_DEVICES` holds. Never starts CUDA in this process.
     """
-    return _from_nvidia_smi(_ask_nvidia_smi()) or _from_torch() or _cpu()
+    return _from_nvidia_smi(_ask_nvidia_smi()) or _from_torch() or cpu()
 
 
 def choose(gpu_memory: int | None, ranks: int) -> Device:
@@ -134,7 +134,8 @@ def _from_torch() -> Device | None:
     return None
 
 
-def _cpu() -> Device:
+def cpu() -> Device:
+    """This machine's memory."""
     total, free = _memory()
     return Device("cpu", f"CPU, {os.cpu_count() or 1} threads", total, free, 1, source="this machine's memory")
 

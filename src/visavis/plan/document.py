@@ -6,6 +6,7 @@ from dataclasses import asdict
 from typing import Any
 
 from visavis.plan.types import EnginePlan, MemoryPart, Plan
+from visavis.plan.words import name_of
 
 __all__ = ["SCHEMA", "as_dict", "in_one_line"]
 
@@ -67,8 +68,9 @@ def _engine(engine: EnginePlan) -> dict[str, Any]:
     }
 
 
-def in_one_line(plan: Plan, engine: str) -> str:
-    """What would fit, for the end of an engine's start-up error: `max_model_len 3840, max_num_seqs 32, … would fit`.
+def in_one_line(plan: Plan, engine: str, *, flags: bool = False) -> str:
+    """What would fit, for the end of an engine's start-up error: `max_model_len 3840, max_num_seqs 32, … would fit`;
+    with `flags` as a command line says it: `--max-model-len 3840 --max-num-seqs 32 … would fit`.
 
     Says what does fit at all where this engine does not.
     """
@@ -76,11 +78,9 @@ def in_one_line(plan: Plan, engine: str) -> str:
     if found is None:
         return ""
     if found.fits:
-        named = [
-            f"{p.name} {p.argument or p.value}"
-            for p in found.proposals
-            if p.name not in ("limit_per_prompt", "device_map")
-        ]
-        return f"{', '.join(named)} would fit (visavis plan shows why)"
+        said = [p for p in found.proposals if p.name not in ("limit_per_prompt", "device_map")]
+        if flags:
+            return f"{' '.join(f'{name_of(p)} {p.argument}'.strip() for p in said if p.flag)} would fit"
+        return f"{', '.join(f'{p.name} {p.argument or p.value}' for p in said)} would fit (visavis plan shows why)"
     advice = next((a.text for a in plan.advice if a.topic in ("does not fit", "cannot run")), found.verdict)
     return advice

@@ -62,3 +62,29 @@ def test_load_itself_says_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("visavis.backends.memory_hint.PLANNED", ("fake",))
     with pytest.raises(BackendError, match=r"CUDA out of memory; this is about memory: `visavis plan --backends fake`"):
         visavis.load(backend="fake", extra={"fail_load": "CUDA out of memory"})
+
+
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (
+            RuntimeError(
+                "[enforce fail at alloc_cpu.cpp:127] err == 0. DefaultCPUAllocator: can't allocate memory: you tried "
+                "to allocate 2097152000000 bytes. Error code 12 (Cannot allocate memory)"
+            ),
+            "native: out of memory while it was started (1953.1 GiB at once); this is about memory",
+        ),
+        (RuntimeError("CUDA out of memory. Tried to allocate 1.75 GiB. GPU 0 has"), "(1.75 GiB at once)"),
+        (MemoryError(), "native: out of memory while it was started (MemoryError)"),
+    ],
+)
+def test_what_torch_and_python_raise_when_memory_runs_out_is_an_error_of_ours(error: Exception, said: str) -> None:
+    told = with_plan(error, "native", None, EngineOptions())
+    assert type(told) is BackendError
+    assert said in str(told)
+    assert "`visavis plan --backends native` says what fits here" in str(told)
+
+
+def test_other_errors_of_torch_stay_what_they_are() -> None:
+    error = RuntimeError("mat1 and mat2 shapes cannot be multiplied")
+    assert with_plan(error, "native", None, EngineOptions()) is error
