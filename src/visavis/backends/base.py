@@ -63,6 +63,9 @@ class EngineRequest:
     prompt: Prompt
     sampling: ResolvedSampling  # its `n` is 1: the runner makes n requests of one prompt
     arrival_s: float = 0.0  # seconds after the start of the run at which it is submitted
+    after: int | None = (
+        None  # index of the request of this run whose end it waits for; `arrival_s` then counts from there
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -211,16 +214,18 @@ class ModelInterface(ABC):
         prompts: Sequence[Prompt],
         sampling: SamplingParams | Sequence[SamplingParams] | None = None,
         arrivals: Sequence[float] | None = None,
+        users: int | None = None,
     ) -> Generator[Delta, None, None]:
         """Answers all prompts together; deltas of different prompts come interleaved. Closing the iterator aborts.
 
         `arrivals`: seconds from the start at which each prompt is submitted, whether or not the ones before it are
-        answered; its times count from there. Raises OptionError for an engine that cannot take requests while it
-        answers others.
+        answered; its times count from there. `users`: so many are asked at first, and each of the others when the one
+        `users` places before it is answered, as people do who wait for an answer before they ask again. Raises
+        OptionError for an engine that cannot take requests while it answers others.
         """
         from visavis.backends.runner import run_batch
 
-        return run_batch(self, prompts, self._per_prompt(prompts, sampling), arrivals)
+        return run_batch(self, prompts, self._per_prompt(prompts, sampling), arrivals, users)
 
     def complete(
         self, prompts: Sequence[Prompt], sampling: SamplingParams | Sequence[SamplingParams] | None = None

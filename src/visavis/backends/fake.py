@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
@@ -118,10 +118,13 @@ class FakeModel(ModelInterface):
         )
 
     def _run(self, requests: Sequence[EngineRequest]) -> Iterator[TokenEvent]:
+        arrivals = Arrivals(requests, self.scripted_clock)
+        return arrivals.watching(self._serve(requests, arrivals))
+
+    def _serve(self, requests: Sequence[EngineRequest], arrivals: Arrivals) -> Generator[TokenEvent, None, None]:
         script = self.script
         self.batches.append(tuple(requests))
         self._stopping.clear()
-        arrivals = Arrivals(requests, self.scripted_clock)
         left: dict[int, list[int]] = {}
         places = {request.index: place for place, request in enumerate(requests)}
         made = dict.fromkeys(places, 0)

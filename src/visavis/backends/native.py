@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from visavis.backends.arrivals import Arrivals
@@ -116,13 +116,16 @@ class NativeModel(ModelInterface):
         self._aborted.append(index)
 
     def _run(self, requests: Sequence[EngineRequest]) -> Iterator[TokenEvent]:
+        arrivals = Arrivals(requests)
+        return arrivals.watching(self._serve(arrivals))
+
+    def _serve(self, arrivals: Arrivals) -> Generator[TokenEvent, None, None]:
         engine = self._engine
         assert engine is not None  # `info` is set, as base checked
         self._aborted.clear()
         self._batch += 1
         running: dict[str, int] = {}  # the engine's name of a request → its index
         late_s: dict[int, float] = {}  # how long a request waited for the step that ran when it came
-        arrivals = Arrivals(requests)
         try:
             while running or arrivals:
                 for request in arrivals.due():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -168,6 +168,10 @@ class OpenAIModel(ModelInterface):
             cancellation.cancel()
 
     def _run(self, requests: Sequence[EngineRequest]) -> Iterator[TokenEvent]:
+        arrivals = Arrivals(requests)
+        return arrivals.watching(self._serve(requests, arrivals))
+
+    def _serve(self, requests: Sequence[EngineRequest], arrivals: Arrivals) -> Generator[TokenEvent, None, None]:
         field = self._settings.max_tokens_field
         if field == "auto":
             official = "api.openai.com" in (self._client.base_url if self._client else "")
@@ -179,7 +183,6 @@ class OpenAIModel(ModelInterface):
         self._cancellations = {r.index: Cancellation() for r in requests}
         news: queue.SimpleQueue[TokenEvent] = queue.SimpleQueue()
         pool = ThreadPoolExecutor(self._connections(requests), thread_name_prefix="visavis-openai")
-        arrivals = Arrivals(requests)
         try:
             left = len(requests)
             while left:
@@ -201,7 +204,11 @@ class OpenAIModel(ModelInterface):
         """As many as asked for; by default enough that requests which come over time never wait on this side."""
         limit = self._concurrency
         if limit is None:
-            limit = OPEN_LOOP_CONCURRENCY if any(r.arrival_s for r in requests) else DEFAULT_CONCURRENCY
+            limit = (
+                OPEN_LOOP_CONCURRENCY
+                if any(r.arrival_s or r.after is not None for r in requests)
+                else DEFAULT_CONCURRENCY
+            )
         return max(1, min(len(requests), limit))
 
     def _answer(

@@ -29,8 +29,10 @@ def run_batch(
     prompts: Sequence[Prompt],
     params: Sequence[SamplingParams],
     arrivals: Sequence[float] | None = None,
+    users: int | None = None,
 ) -> Generator[Delta, None, None]:
-    """Answers `prompts` together, or each from `arrivals[i]` seconds on; `params[i]` holds for `prompts[i]`.
+    """Answers `prompts` together, or each from `arrivals[i]` seconds on, or each once the one `users` places before it
+    is answered; `params[i]` holds for `prompts[i]`.
 
     Everything is checked before anything runs: raises OptionError for what this engine cannot honour (naming field and
     engine), ContextLengthError, MediaError; with several prompts the text begins with the prompt's number. While it
@@ -50,7 +52,9 @@ def run_batch(
                 raise
             raise type(error)(f"prompt {i}: {error}") from None
         resolved.append(sampling)
-    return _serve(model, prompts, resolved, times)
+    if users is not None:
+        _check_users(model, users, resolved, timed=arrivals is not None)
+    return _serve(model, prompts, resolved, times, users or len(prompts))
 
 
 def _serve(
@@ -58,11 +62,12 @@ def _serve(
     prompts: Sequence[Prompt],
     resolved: Sequence[ResolvedSampling],
     arrivals: Sequence[float],
+    users: int,
 ) -> Generator[Delta, None, None]:
     if not model.serving.acquire(blocking=False):
         raise BackendError(f"{model.name} is serving another batch; finish it or close its iterator first")
     try:
-        yield from _serve_alone(model, prompts, resolved, arrivals)
+        yield from _serve_alone(model, prompts, resolved, arrivals, users)
     finally:
         model.serving.release()
 
@@ -72,20 +77,25 @@ def _serve_alone(
     prompts: Sequence[Prompt],
     resolved: Sequence[ResolvedSampling],
     arrivals: Sequence[float],
+    users: int,
 ) -> Generator[Delta, None, None]:
     requests: list[EngineRequest] = []
     answers: list[Answer] = []
     groups: list[list[Answer]] = []  # per prompt: the n answers
     vocabulary = model.vocabulary()
+    closed = len(prompts) > users  # n is 1 then, as `_check_users` saw to
     for prompt, sampling, arrival_s in zip(prompts, resolved, arrivals, strict=True):
         group = []
         for k in range(sampling.n):
             own = sampling if sampling.n == 1 else replace(sampling, n=1, seed=derived_seed(sampling.seed, k))
-            request = EngineRequest(len(requests), prompt, own, arrival_s)
+            index = len(requests)
+            after = index - users if closed and index >= users else None
+            request = EngineRequest(index, prompt, own, arrival_s, after)
             requests.append(request)
             group.append(Answer(model, request, vocabulary))
         answers += group
         groups.append(group)
+    following = {r.after: answers[r.index] for r in requests if r.after is not None}
     prompt_of = [i for i, group in enumerate(groups) for _ in group]
     if not requests:
         return
@@ -97,6 +107,9 @@ def _serve_alone(
     try:
         for event in events:
             answer = answers[event.index]
+            if event.finish_reason is not None and event.index in following:
+                ended = event.times[-1] if event.times else model.clock()
+                following[event.index].submitted = ended + following[event.index].request.arrival_s
             if answer.completion is not None:
                 continue  # the abort of a request that a stop string ended
             text, token_ids = answer.add(event)
@@ -153,6 +166,23 @@ def check_arrivals(engine: str, can: Capabilities, arrivals: Sequence[float], pr
         raise OptionError(
             f"{engine} cannot take requests while it answers others ({can.batching} batches); "
             "give it all prompts at once or use another backend"
+        )
+
+
+def _check_users(model: ModelInterface, users: int, resolved: Sequence[ResolvedSampling], *, timed: bool) -> None:
+    """Raises OptionError for a closed loop that cannot be: see `run_batch`."""
+    if users < 1:
+        raise OptionError(f"users {shorten(users)}: 1 or more are needed")
+    if timed:
+        raise OptionError("users and arrivals exclude each other: users ask again when they are answered")
+    if len(resolved) <= users:
+        return
+    if any(sampling.n > 1 for sampling in resolved):
+        raise OptionError("users and n exclude each other: each user waits for one answer")
+    if not model.capabilities().arrivals:
+        raise OptionError(
+            f"{model.name} cannot take requests while it answers others ({model.capabilities().batching} batches), as "
+            f"{users} users need it; give it all prompts at once or use another backend"
         )
 
 

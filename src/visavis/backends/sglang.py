@@ -9,7 +9,7 @@ import dataclasses
 import os
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import Any
 
 from visavis.backends.arrivals import PAUSE_S
@@ -110,17 +110,20 @@ class SGLangModel(ModelInterface):
         loop: asyncio.AbstractEventLoop = self._engine.loop
         news: asyncio.Queue[TokenEvent] = asyncio.Queue()
         tasks: dict[int, asyncio.Task[None]] = {}
-        waiting = {request.index for request in requests if request.arrival_s > 0}  # not submitted yet
+        here = {request.index for request in requests}
+        waiting = {r.index for r in requests if r.arrival_s > 0 or r.after in here}  # not submitted yet
+        ended = {index: asyncio.Event() for index in here}
         start = time.perf_counter()
         try:
             for request, values in zip(requests, arguments, strict=True):
-                tasks[request.index] = loop.create_task(self._answer(request, values, news, start, waiting))
+                tasks[request.index] = loop.create_task(self._answer(request, values, news, start, waiting, ended))
             while tasks:
                 while self._aborted:
                     index = self._aborted.popleft()
                     if index in waiting:
                         waiting.discard(index)
                         tasks.pop(index).cancel()
+                        ended[index].set()
                         yield TokenEvent(index, finish_reason="abort")
                     else:
                         self._engine.tokenizer_manager.abort_request(self._rid(index))
@@ -134,6 +137,7 @@ class SGLangModel(ModelInterface):
                     event = TokenEvent(next(iter(tasks)))  # a sign of life
                 if event.finish_reason is not None:
                     tasks.pop(event.index, None)
+                    ended[event.index].set()
                 yield event
         finally:
             for index, task in tasks.items():
@@ -152,10 +156,14 @@ class SGLangModel(ModelInterface):
         news: asyncio.Queue[TokenEvent],
         start: float,
         waiting: set[int],
+        ended: Mapping[int, asyncio.Event],
     ) -> None:
         """Feeds `news` from the request's arrival on; its last event always comes, unless the task is cancelled."""
         try:
             if request.index in waiting:
+                if request.after is not None and request.after in ended:
+                    await ended[request.after].wait()
+                    start = time.perf_counter()
                 await asyncio.sleep(request.arrival_s - (time.perf_counter() - start))
                 waiting.discard(request.index)
             async for event in self._events(request, values):

@@ -8,7 +8,7 @@ import gc
 import os
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from typing import Any
 
 from visavis.backends.arrivals import Arrivals
@@ -142,13 +142,16 @@ class VLLMModel(ModelInterface):
         self._aborted.append(index)
 
     def _run(self, requests: Sequence[EngineRequest]) -> Iterator[TokenEvent]:
+        arrivals = Arrivals(requests)
+        return arrivals.watching(self._serve(requests, arrivals))
+
+    def _serve(self, requests: Sequence[EngineRequest], arrivals: Arrivals) -> Generator[TokenEvent, None, None]:
         from vllm import SamplingParams
         from vllm.sampling_params import RequestOutputKind
 
         self._aborted.clear()
         self._batch += 1
         arguments = {request.index: sampling_arguments(request.sampling) for request in requests}
-        arrivals = Arrivals(requests)
         running: dict[str, EngineRequest] = {}
         names: dict[int, str] = {}
         unchecked: set[str] = set()
