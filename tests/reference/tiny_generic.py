@@ -83,14 +83,26 @@ def make_llava(folder: Path | str, **size: Any) -> Path:
     return folder
 
 
-def make_idefics3(folder: Path | str, *, model_type: str = "idefics3", **size: Any) -> Path:
+def make_idefics3(folder: Path | str, **size: Any) -> Path:
     """Idefics3: images cut into tiles, each with markers and its place written before it."""
-    from transformers import Idefics3Config
+    return _tiled(Path(folder), "Idefics3", **size)
 
-    s, folder = Size(**size), Path(folder)
+
+def make_smolvlm(folder: Path | str, **size: Any) -> Path:
+    """SmolVLM: Idefics3's ways under names of its own, and a processor for videos, which takes frames."""
+    made = _tiled(Path(folder), "SmolVLM", **size)
+    video = {"video_processor_type": "SmolVLMVideoProcessor", "do_convert_rgb": True}
+    _json(made / "video_preprocessor_config.json", video)
+    return made
+
+
+def _tiled(folder: Path, kind: str, **size: Any) -> Path:
+    import transformers
+
+    s = Size(**size)
     tokenizer = tok.build_tokenizer(IDEFICS3_SPECIAL)
     side, patch, scale = 32, 8, 2
-    config = Idefics3Config(
+    config = getattr(transformers, f"{kind}Config")(
         text_config=_llama_text(s, tokenizer, "<|im_start|>", "<end_of_utterance>", "<|endoftext|>"),
         vision_config={
             "hidden_size": s.vision_hidden,
@@ -108,17 +120,17 @@ def make_idefics3(folder: Path | str, *, model_type: str = "idefics3", **size: A
     _save(folder, s, _build(config, s, "AutoModelForImageTextToText"), vision=True)
     _write(folder, tokenizer, tok.IDEFICS3_TEMPLATE, bos="<|im_start|>", eos="<end_of_utterance>", pad="<|endoftext|>")
     image = {
-        "image_processor_type": "Idefics3ImageProcessor",
+        "image_processor_type": f"{kind}ImageProcessor",
         "size": {"longest_edge": 2 * side},
         "max_image_size": {"longest_edge": side},
         "do_image_splitting": True,
         "image_mean": [0.5] * 3,
         "image_std": [0.5] * 3,
         "resample": 1,
-        "processor_class": "Idefics3Processor",
+        "processor_class": f"{kind}Processor",
     }
     _json(folder / "preprocessor_config.json", image)
-    processor = {"processor_class": "Idefics3Processor", "image_seq_len": (side // patch) ** 2 // scale**2}
+    processor = {"processor_class": f"{kind}Processor", "image_seq_len": (side // patch) ** 2 // scale**2}
     _json(folder / "processor_config.json", processor)
     return folder
 

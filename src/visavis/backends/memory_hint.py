@@ -20,6 +20,8 @@ memory", "Free memory on device … is less than desired GPU memory utilization"
 to increase --mem-fraction-static"; torch: "CUDA out of memory", "can't allocate memory"."""
 _KILLED = "(out of memory?)"
 """What `child_process` says of a SIGKILL, which the system sends when memory runs out, and others too."""
+_ENDED_ITSELF = "kill_process_tree called"
+"""In SGLang's log: it sent the signal itself, and the lines before say why."""
 
 PLANNED = ("native", "hf", "vllm", "sglang")
 _CHOICES = {
@@ -52,7 +54,7 @@ def with_plan(error: Exception, backend: str, model: str | None, options: Engine
     if backend not in PLANNED or not isinstance(error, BackendError | OptionError) or "visavis plan" in text:
         return error
     certain = _ABOUT_MEMORY.search(text) is not None
-    if not certain and _KILLED not in text:
+    if not certain and (_KILLED not in text or _ENDED_ITSELF in text):
         return error
     words = ["visavis plan", *([] if model is None else ["-m", str(model)]), "--backends", backend]
     if options.tensor_parallel_size > 1:

@@ -38,6 +38,7 @@ def test_a_failure_about_memory_says_which_command_tells_what_fits(text: str) ->
         OptionError("hf has no gpu_memory_utilization: 0.5 cannot be honoured"),
         BackendError("sglang failed to load: KeyError: 'in_chans'; server_args=ServerArgs(mem_fraction_static=0.9)"),
         BackendError("CUDA out of memory; visavis plan -m x says what fits"),
+        WorkerDiedError("sglang: the worker was killed by SIGKILL (out of memory?)\nkill_process_tree called: pid=3"),
     ],
 )
 def test_what_is_not_about_memory_or_told_already_is_left_as_it_is(error: VisavisError) -> None:
