@@ -1,6 +1,6 @@
 """`HuggingFaceModel`: transformers behind the common interface.
 
-Ids and pixel tensors come from us, sampling follows `visavis.sampling` (see `hf_sampling`), so transformers contributes
+Ids and pixel tensors come from us, tokens are chosen by the native engine's sampler, so transformers contributes
 the model's arithmetic and its generation loop. Batching is static: up to `max_num_seqs` requests of any settings run in
 one left-padded `generate`, further ones wait for it to end.
 """
@@ -18,6 +18,7 @@ from visavis.backends.option_map import check_extra
 from visavis.backends.options import EngineOptions, refuse_unsupported
 from visavis.backends.waiting import wait_asleep
 from visavis.errors import MissingExtraError
+from visavis.sampling import ALL_FIELDS
 
 if TYPE_CHECKING:
     from visavis.backends.hf_generate import TokenHook
@@ -29,28 +30,6 @@ OPTIONS = frozenset(
     {"dtype", "device", "threads", "max_model_len", "max_num_seqs", "enforce_eager", "seed", "trust_remote_code"}
 )
 EXTRA = frozenset({"attn_implementation", "cache_implementation", "device_map", "max_memory", "offload_folder"})
-SAMPLING = frozenset(
-    {
-        "max_tokens",
-        "min_tokens",
-        "temperature",
-        "top_p",
-        "top_k",
-        "min_p",
-        "repetition_penalty",
-        "presence_penalty",
-        "frequency_penalty",
-        "seed",
-        "n",
-        "stop",
-        "stop_token_ids",
-        "ignore_eos",
-        "logprobs",
-        "logit_bias",
-        "bad_words",
-        "special_tokens",
-    }
-)
 DEFAULT_MAX_NUM_SEQS = 64
 
 
@@ -71,7 +50,11 @@ class HuggingFaceModel(ModelInterface):
     def capabilities(self) -> Capabilities:
         family = self._family()
         return Capabilities(
-            images=family.supports_images, videos=family.supports_videos, batching="static", sampling=SAMPLING
+            images=family.supports_images,
+            videos=family.supports_videos,
+            prompt_logprobs=True,
+            batching="static",
+            sampling=ALL_FIELDS,
         )
 
     # ---- load and close ----------------------------------------------------------------------------------------
@@ -162,32 +145,31 @@ class HuggingFaceModel(ModelInterface):
 
     def _run_batch(self, requests: Sequence[EngineRequest], submitted: float) -> Iterator[TokenEvent]:
         from visavis.backends.hf_generate import Generation, TokenHook
-        from visavis.backends.hf_sampling import RowSampler
+        from visavis.engine.sampler import Sampler
+        from visavis.engine.sequence import Sequence as EngineSequence
 
         loaded, executor = self._loaded, self._executor
         assert loaded is not None  # base checked: `info` is set
         assert executor is not None
         batch: list[EngineRequest] = []
-        rows: list[RowSampler] = []
         for request in requests:
             if request.index in self._aborted:
                 yield TokenEvent(request.index, finish_reason="abort")
-                continue
-            ids = request.prompt.token_ids
-            try:
-                rows.append(
-                    RowSampler(request.sampling, ids, request.sampling.bad_words_ids, loaded.vocab_size, loaded.device)
-                )
-            except ValueError as error:
-                yield TokenEvent(request.index, finish_reason="error", error=str(error))
-                continue
-            batch.append(request)
+            else:
+                batch.append(request)
         if not batch:
             return
         generation = None
         try:
+            for request in batch:
+                if request.sampling.prompt_logprobs is not None:
+                    yield self._prompt_logprobs(request)
             inputs = self._inputs(batch)
-            self._hook = TokenHook(batch, rows, time.perf_counter() - submitted, loaded.dtype)
+            seqs = [
+                EngineSequence(r.index, str(r.index), r.prompt, r.sampling, list(r.prompt.token_ids), ()) for r in batch
+            ]
+            sampler = Sampler(loaded.vocab_size, loaded.device)
+            self._hook = TokenHook(batch, seqs, sampler, time.perf_counter() - submitted, loaded.dtype)
             generation = Generation(
                 loaded.module,
                 inputs,
@@ -211,6 +193,16 @@ class HuggingFaceModel(ModelInterface):
             if generation is not None:
                 generation.close()
             self._hook = None
+
+    def _prompt_logprobs(self, request: EngineRequest) -> TokenEvent:
+        from visavis.backends.hf_prompt import prompt_logprobs
+
+        assert self._loaded is not None
+        assert self._executor is not None
+        inputs, ids = self._inputs([request]), request.prompt.token_ids
+        top = request.sampling.prompt_logprobs or 0
+        future = self._executor.submit(prompt_logprobs, self._loaded.module, inputs, ids, top)
+        return TokenEvent(request.index, prompt_logprobs=future.result())
 
     def _inputs(self, batch: Sequence[EngineRequest]) -> dict[str, Any]:
         """Left-padded tensors on the model's device; floating-point ones stay float32, the vision tower casts them."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import queue
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -12,8 +13,9 @@ import torch
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList, StoppingCriteria, StoppingCriteriaList
 
 from visavis.backends.base import EngineRequest, TokenEvent
-from visavis.backends.hf_sampling import RowSampler, ranked_logprobs
 from visavis.completion import FinishReason, TokenLogprobs
+from visavis.engine.sampler import NO_TOKEN_LEFT, NOTHING_ALLOWED, Sampler, is_plain
+from visavis.engine.sequence import Sequence as EngineSequence
 
 __all__ = ["Generation", "TokenHook"]
 
@@ -26,21 +28,29 @@ _NOT_FINITE = (
 class TokenHook:
     """Called by `generate` twice a step: with the logits, then with the tokens it chose.
 
-    Decides tokens (through `RowSampler`), ends rows one by one, and hands out `TokenEvent`s.
+    `generate` is greedy, with one random generator and penalties of its own switched off: tokens are chosen by the
+    native engine's `Sampler`, so that a row's tokens depend on its own request and seed alone. Ends rows one by one,
+    and hands out `TokenEvent`s.
     """
 
     def __init__(
-        self, requests: Sequence[EngineRequest], rows: Sequence[RowSampler], queue_s: float, dtype: str
+        self,
+        requests: Sequence[EngineRequest],
+        seqs: Sequence[EngineSequence],
+        sampler: Sampler,
+        queue_s: float,
+        dtype: str,
     ) -> None:
         self.events: queue.SimpleQueue[TokenEvent | BaseException | None] = queue.SimpleQueue()
         self.aborted: set[int] = set()  # request indices; filled by the thread that takes the events
-        self.rows = rows
+        self.seqs = seqs
         self._requests = requests
-        self._running = [True] * len(rows)
+        self._sampler = sampler
+        self._running = [True] * len(seqs)
         self._queue_s: float | None = queue_s
         self._dtype = dtype
-        self._broken: torch.Tensor | None = None
-        self._logprobs: dict[int, torch.Tensor] = {}
+        self._totals: torch.Tensor | None = None  # of each row's logits, where `generate` chooses by itself
+        self._sampled: dict[int, tuple[int, bool, TokenLogprobs | None]] = {}
 
     @property
     def started(self) -> bool:
@@ -53,64 +63,63 @@ class TokenHook:
     # ---- logits ------------------------------------------------------------------------------------------------
 
     def process_logits(self, scores: torch.Tensor) -> torch.Tensor:
-        """(rows, vocab) float32 raw logits → the same, where only the wanted token can win where a row asks for it."""
-        self._broken = ~torch.isfinite(scores.amax(-1))  # a NaN anywhere in a row comes through amax
-        self._logprobs = {
-            i: scores[i].log_softmax(-1)
-            for i, row in enumerate(self.rows)
-            if self._running[i] and row.sampling.logprobs is not None
-        }
-        active = [i for i, row in enumerate(self.rows) if self._running[i] and not row.idle]
-        if not active:
+        """(rows, vocab) float32 raw logits → the same, or where a row asks for more than the largest one, scores in
+        which the wanted tokens win. May overwrite its argument."""
+        running = [i for i, runs in enumerate(self._running) if runs]
+        seqs = [self.seqs[i] for i in running]
+        if all(map(is_plain, seqs)):
+            self._totals = scores.sum(-1)
             return scores
-        scores = scores.clone()
-        for i in active:
-            # A broken row must not reach the sampler: it raises for NaN, and would end the other rows with it.
-            if self.rows[i].sampling.greedy or not bool(self._broken[i]):
-                scores[i] = self.rows[i].choose(scores[i])
-        return scores
+        self._totals = None
+        logits = scores if len(running) == len(self.seqs) else scores[running]
+        out = self._sampler(logits, seqs)
+        self._sampled = dict(zip(running, zip(out.token_ids, out.finite, out.logprobs, strict=True), strict=True))
+        wanted = torch.zeros_like(scores)
+        wanted[running, [max(token_id, 0) for token_id in out.token_ids]] = 1.0
+        return wanted
 
     # ---- tokens ------------------------------------------------------------------------------------------------
 
     def process_tokens(self, tokens: torch.Tensor) -> list[bool]:
         """(rows,) chosen ids → which rows have ended."""
-        assert self._broken is not None  # process_logits came first
-        chosen, broken = torch.stack((tokens, self._broken.to(tokens.device, tokens.dtype))).tolist()
+        sampled = self._sampled
+        if self._totals is not None:
+            chosen, totals = torch.stack((tokens.double(), self._totals.double())).tolist()
+            sampled = {i: (int(t), math.isfinite(s), None) for i, (t, s) in enumerate(zip(chosen, totals, strict=True))}
         now = time.perf_counter()
         for i, running in enumerate(self._running):
             if running:
-                self._tell(i, chosen[i], bool(broken[i]), now)
+                self._tell(i, *sampled[i], now)
         self._queue_s = None
         return [not running for running in self._running]
 
-    def _tell(self, i: int, token_id: int, broken: bool, now: float) -> None:
-        request, row = self._requests[i], self.rows[i]
+    def _tell(self, i: int, token_id: int, finite: bool, logprobs: TokenLogprobs | None, now: float) -> None:
+        request, seq = self._requests[i], self.seqs[i]
         reason: FinishReason | None = None
+        error = None
         if request.index in self.aborted:
             reason = "abort"
-        elif broken:
-            reason = "error"
+        elif not finite:
+            reason, error = "error", self._not_finite()
+        elif token_id == NOTHING_ALLOWED:
+            reason, error = "error", NO_TOKEN_LEFT
         if reason is not None:
             self._running[i] = False
-            error = self._not_finite() if reason == "error" else None
             self.events.put(TokenEvent(request.index, finish_reason=reason, error=error, queue_s=self._queue_s))
             return
-        row.take(token_id)
+        seq.token_ids.append(token_id)
         stop_reason = None
-        if token_id in row.sampling.end_token_ids:
+        if token_id in seq.end_token_ids:
             reason, stop_reason = "stop", token_id
-        elif len(row.generated) >= row.sampling.max_tokens:
+        elif seq.num_output_tokens >= seq.sampling.max_tokens:
             reason = "length"
         self._running[i] = reason is None
-        logprobs: tuple[TokenLogprobs, ...] = ()
-        if i in self._logprobs:
-            logprobs = (ranked_logprobs(self._logprobs[i], token_id, row.sampling.logprobs or 0),)
         self.events.put(
             TokenEvent(
                 request.index,
                 token_ids=(token_id,),
                 times=(now,),
-                logprobs=logprobs,
+                logprobs=() if logprobs is None else (logprobs,),
                 finish_reason=reason,
                 stop_reason=stop_reason,
                 queue_s=self._queue_s,
@@ -154,7 +163,7 @@ class Generation:
         cache_implementation: str | None = None,
     ) -> None:
         self.hook = hook
-        longest = max(row.sampling.max_tokens for row in hook.rows)
+        longest = max(seq.sampling.max_tokens for seq in hook.seqs)
         # Everything that decides tokens is in the hook; nothing is left to the folder's or the library's defaults.
         config = GenerationConfig(
             do_sample=False,

@@ -29,7 +29,6 @@ SHARED = (
     "max_num_batched_tokens",
     "kv_cache_bytes",
 )
-SAMPLING = ALL_FIELDS - {"n", "bad_words", "bad_words_ids", "prompt_logprobs"}
 EXTRA = ("block_size", "num_blocks", "enable_prefix_caching", "encoder_cache_bytes", "kernels")
 
 
@@ -47,7 +46,11 @@ class NativeModel(ModelInterface):
     def capabilities(self) -> Capabilities:
         family = self._family()
         return Capabilities(
-            images=family.supports_images, videos=family.supports_videos, arrivals=True, sampling=SAMPLING
+            images=family.supports_images,
+            videos=family.supports_videos,
+            prompt_logprobs=True,
+            arrivals=True,
+            sampling=ALL_FIELDS,
         )
 
     # ---- load and close ----------------------------------------------------------------------------------------
@@ -177,6 +180,7 @@ def _event(index: int, output: StepOutput, now: float, late_s: float) -> TokenEv
         stop_reason=output.stop_reason,
         error=output.error,
         queue_s=None if output.queue_s is None else output.queue_s + late_s,
+        prompt_logprobs=output.prompt_logprobs,
     )
 
 

@@ -23,7 +23,7 @@ from visavis.engine.models.rope import RotaryEmbedding
 from visavis.engine.models.vision import VisionTower
 from visavis.engine.requests import make_sequence
 from visavis.engine.runner import Runner
-from visavis.engine.sampler import Sampler
+from visavis.engine.sampler import NO_TOKEN_LEFT, NOTHING_ALLOWED, Sampler
 from visavis.engine.scheduler import Scheduler
 from visavis.engine.sequence import Sequence
 from visavis.errors import BackendError, OptionError, shorten
@@ -47,6 +47,7 @@ class StepOutput:
     error: str | None = None
     queue_s: float | None = None  # from arrival to its first step; on the first output
     num_cached_tokens: int | None = None  # prompt tokens that came from the prefix cache; on the first output
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None  # where asked for; on the first output
 
 
 class NativeEngine:
@@ -177,6 +178,13 @@ class NativeEngine:
                 error=f"the model's logits are not finite after {seq.num_tokens} tokens ({self.settings.dtype}); "
                 "float16 overflows on models made for bfloat16: try another dtype",
             )
+        if token_id == NOTHING_ALLOWED:
+            self._finish(seq)
+            return StepOutput(
+                seq.request_id,
+                finish_reason="error",
+                error=NO_TOKEN_LEFT,
+            )
         first = seq.num_output_tokens == 0
         seq.token_ids.append(token_id)
         reason: FinishReason | None = None
@@ -195,6 +203,7 @@ class NativeEngine:
             stop_reason,
             queue_s=seq.queue_s if first else None,
             num_cached_tokens=seq.num_cached_tokens if first else None,
+            prompt_logprobs=tuple(seq.prompt_logprobs) if first and seq.prompt_logprobs else None,
         )
 
     def _finish(self, seq: Sequence, *, forget: bool = False) -> None:

@@ -29,17 +29,19 @@ def make_sequence(
 
 
 def _check_sampling(sampling: ResolvedSampling, model: ModelConfig) -> None:
-    refused = {
-        "n": (sampling.n != 1, "submit the prompt n times with different seeds"),
-        "prompt_logprobs": (sampling.prompt_logprobs is not None, "use --backend hf"),
-        "bad_words": (bool(sampling.bad_words), "use logit_bias with -100 on their ids, or --backend hf"),
+    if sampling.n != 1:
+        raise OptionError("the engine answers once; submit the prompt n times with different seeds")
+    if sampling.bad_words and not sampling.bad_words_ids:
+        raise OptionError("bad_words: the engine takes them as token ids, in bad_words_ids")
+    named = {
+        "logit_bias": [token_id for token_id, _ in sampling.logit_bias],
+        "stop_token_ids": sampling.stop_token_ids,
+        "bad_words_ids": [token_id for word in sampling.bad_words_ids for token_id in word],
     }
-    for name, (asked, way_out) in refused.items():
-        if asked:
-            raise OptionError(f"the native engine does not support {name}; {way_out}")
-    for token_id, _ in sampling.logit_bias:
-        if token_id >= model.vocab_size:
-            raise OptionError(f"logit_bias names token {token_id}; the vocabulary has {model.vocab_size}")
+    for name, ids in named.items():
+        for token_id in ids:
+            if not 0 <= token_id < model.vocab_size:
+                raise OptionError(f"{name} names token {token_id}; the vocabulary has {model.vocab_size}")
 
 
 def _check_prompt(prompt: Prompt, model: ModelConfig) -> None:

@@ -12,6 +12,7 @@ from visavis.engine.kernels.base import AttentionRow, Kernels, Rotation, StepLay
 from visavis.engine.kv_cache import KVCache
 from visavis.engine.models.decoder import Decoder
 from visavis.engine.models.rope import RotaryEmbedding
+from visavis.engine.prompt_logprobs import collect_prompt_logprobs
 from visavis.engine.scheduler import ScheduledStep
 from visavis.engine.sequence import Sequence
 
@@ -130,6 +131,10 @@ class Runner:
             if visual.deepstack is not None:
                 deepstack = (visual.rows, visual.deepstack)
         hidden = self.model(embedded, rotation, plan, deepstack)
+        for seq, start, stop, row in chunks:
+            if seq.needs_prompt_logits:
+                rows = hidden[row : row + stop - start]
+                collect_prompt_logprobs(seq, rows, start, self.model.logits, self.model.config.vocab_size)
         if not sampled:
             return StepLogits([], None)
         return StepLogits(sampled, self.model.logits(hidden[torch.tensor(sampled_rows, device=self.device)]))

@@ -18,14 +18,17 @@ import torch
 from visavis.completion import TokenLogprobs
 from visavis.engine.draw import Drawer, greedy
 from visavis.engine.logprobs import RankedLogprobs, rank, unpack
-from visavis.engine.penalties import PenaltyState
+from visavis.engine.penalties import PenaltyState, is_penalised
 from visavis.engine.sampling_batch import SamplingBatch
 from visavis.engine.sequence import Sequence
 
-__all__ = ["NOTHING_ALLOWED", "PendingTokens", "Sampled", "Sampler"]
+__all__ = ["NOTHING_ALLOWED", "NO_TOKEN_LEFT", "PendingTokens", "Sampled", "Sampler", "is_plain"]
 
 NOTHING_ALLOWED = -1
 """The token of a row in which every token is banned."""
+
+NO_TOKEN_LEFT = "bans leave no token to go on with: loosen bad_words, or what the answer must match"
+"""What its request fails with."""
 
 
 @dataclass(slots=True)
@@ -139,3 +142,15 @@ class Sampler:
         token_ids[batch.drawn] = self._drawer(logits.index_select(0, batch.drawn), batch.rules, batch.numbers())
         token_ids[batch.rest] = greedy(logits.index_select(0, batch.rest))
         return token_ids
+
+
+def is_plain(seq: Sequence) -> bool:
+    """Whether the next token of a request is the one with the largest raw logit, and nothing else is asked of it."""
+    p = seq.sampling
+    return (
+        p.greedy
+        and not (p.logit_bias or p.bad_words_ids or is_penalised(p))
+        and p.logprobs is None
+        and seq.grammar is None
+        and (seq.num_output_tokens >= p.min_tokens or not seq.end_token_ids)
+    )

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
+from visavis.completion import TokenLogprobs
 from visavis.prompt import Prompt
 from visavis.sampling import ResolvedSampling
 
@@ -46,10 +47,13 @@ class Sequence:
     block_hashes: list[bytes] = field(default_factory=list)  # names of its first full blocks, as far as worked out
     num_cached_tokens: int | None = None  # found in the prefix cache when it was first admitted
     grammar: GrammarState | None = None  # what the answer must match, and how far it has come
+    prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)  # of the prompt's first tokens
 
     def __post_init__(self) -> None:
         self.num_prompt_tokens = len(self.token_ids)
         self.end_token_ids = frozenset(self.sampling.end_token_ids)
+        if self.sampling.prompt_logprobs is not None:
+            self.prompt_logprobs.append(None)  # nothing stands before the first token
 
     @property
     def num_tokens(self) -> int:
@@ -58,6 +62,11 @@ class Sequence:
     @property
     def num_output_tokens(self) -> int:
         return len(self.token_ids) - self.num_prompt_tokens
+
+    @property
+    def needs_prompt_logits(self) -> bool:
+        """Whether tokens of the prompt must be computed for their log-probabilities, cached or not."""
+        return self.sampling.prompt_logprobs is not None and len(self.prompt_logprobs) < self.num_prompt_tokens
 
     @property
     def num_uncomputed_tokens(self) -> int:

@@ -63,7 +63,7 @@ def test_videos_beside_images_and_text_in_one_batch(family: str, folder: Folder,
     assert together[0] == plain_generate(folder(family), with_video, family, 16)
 
 
-@pytest.mark.parametrize("name", ["make_llava", "make_idefics3"])
+@pytest.mark.parametrize("name", ["make_llava", "make_idefics3", "make_smolvlm"])
 def test_other_families_run_through_transformers_own_processor(name: str, tmp_path: Path) -> None:
     from tests.reference import tiny_generic
 
@@ -228,12 +228,11 @@ def test_logits_that_are_not_finite_fail_their_request_alone(folder: Folder, loa
     assert got[0].token_ids == clean.complete([clean.prepare("hi")], params(max_tokens=4))[0].token_ids
 
 
-def test_ids_outside_the_vocabulary_fail_their_request_alone(loaded: Load) -> None:
+def test_ids_outside_the_vocabulary_are_refused_before_anything_runs(loaded: Load) -> None:
     model = loaded("qwen2")
     prompts = mixed_prompts(model, "qwen2")[:2]
-    got = model.complete(prompts, [params(logit_bias={10**6: 1}), params(max_tokens=2)])
-    assert got[0].error == "logit_bias 1000000 is outside the model's vocabulary of 512"
-    assert (got[1].error, len(got[1].token_ids)) == (None, 2)
+    with pytest.raises(OptionError, match=r"^prompt 0: logit_bias 1000000 .* its ids are 0 to 511$"):
+        model.complete(prompts, [params(logit_bias={10**6: 1}), params(max_tokens=2)])
 
 
 def test_a_prompt_that_breaks_the_batch_fails_alone(loaded: Load) -> None:

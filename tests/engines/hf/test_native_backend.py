@@ -104,8 +104,44 @@ def test_closing_a_stream_frees_the_engine_for_the_next(folder: Folder, loaded: 
         assert [c.token_ids for c in model.complete(prompts, params())] == expected
 
 
-def test_bad_words_are_refused_as_the_engine_has_none(folder: Folder, loaded: Load) -> None:
+@pytest.mark.parametrize("family", ["qwen2", "qwen3_vl"])
+def test_bans_and_prompt_logprobs_are_the_same_on_both_engines(family: str, folder: Folder, loaded: Load) -> None:
+    hf = loaded(family)
+    prompts = mixed_prompts(hf, family)[:3]
+    free = hf.complete(prompts, params())
+    words = [hf.family.tokenizer.decode([c.token_ids[2]]).strip() or "x" for c in free]  # type: ignore[union-attr]
+    asked = [
+        params(bad_words=words, prompt_logprobs=2),
+        params(bad_words_ids=[list(free[1].token_ids[2:4]), [free[1].token_ids[0]]], logprobs=1, prompt_logprobs=0),
+        params(temperature=0.9, seed=4, bad_words=words),
+    ]
+    with NativeModel() as native:
+        native.load(str(folder(family)), EngineOptions(warmup=False))
+        got = native.complete(prompts, asked)
+    expected = hf.complete(prompts, asked)
+    for prompt, one, other in zip(prompts, got, expected, strict=True):
+        assert (one.error, other.error) == (None, None)
+        assert one.token_ids == other.token_ids
+        assert (one.prompt_logprobs is None) == (other.prompt_logprobs is None)
+        if one.prompt_logprobs is None or other.prompt_logprobs is None:
+            continue
+        assert (one.prompt_logprobs[0], other.prompt_logprobs[0]) == (None, None)
+        assert len(one.prompt_logprobs) == len(other.prompt_logprobs) == len(prompt)
+        for mine, theirs in zip(one.prompt_logprobs[1:], other.prompt_logprobs[1:], strict=True):
+            assert mine is not None
+            assert theirs is not None
+            assert mine.token_id == theirs.token_id
+            assert mine.logprob == pytest.approx(theirs.logprob, abs=1e-4)
+            assert [v for _, v in mine.top] == pytest.approx([v for _, v in theirs.top], abs=1e-4)
+    assert got[0].prompt_logprobs is not None
+    assert got[1].token_ids[0] != free[1].token_ids[0]
+
+
+def test_an_id_the_model_does_not_have_is_refused_before_anything_runs(folder: Folder, loaded: Load) -> None:
+    prompt = mixed_prompts(loaded("qwen2"), "qwen2")[0]
     with NativeModel() as model:
         model.load(str(folder("qwen2")), EngineOptions(warmup=False))
-        with pytest.raises(OptionError, match="native cannot honour bad_words"):
-            model.complete(mixed_prompts(loaded("qwen2"), "qwen2")[:1], params(bad_words=["x"]))
+        size = model.family.vocab_size  # type: ignore[union-attr]
+        for values in ({"logit_bias": {size: 1.0}}, {"stop_token_ids": [size]}, {"bad_words_ids": [[size]]}):
+            with pytest.raises(OptionError, match=f"is no token of this model: its ids are 0 to {size - 1}"):
+                model.complete([prompt], params(**values))

@@ -55,6 +55,8 @@ def test_a_good_image_request_knows_where_its_tokens_are() -> None:
         (text_prompt([1, -1]), TEXT_MODEL, InputError, "token id -1"),
         (text_prompt([1, 2], axes=3), TEXT_MODEL, InputError, r"\(3, 2\).*\(1, 2\)"),
         (text_prompt([1] * 17), TEXT_MODEL, ContextLengthError, "17 tokens.*20.*lower max_tokens to 3"),
+        (text_prompt([1] * 20), TEXT_MODEL, ContextLengthError, "20 tokens.*room for 20.*shorten the prompt to 19 or"),
+        (text_prompt([1] * 30), TEXT_MODEL, ContextLengthError, "30 tokens.*room for 20.*shorten the prompt to 19 or"),
         (text_prompt([1], processor_inputs={"pixel_values": np.zeros(1)}), TEXT_MODEL, InputError, "backend hf"),
         (picture(), TEXT_MODEL, InputError, r"\(3, 6\)"),
         (picture(position_ids=np.zeros((1, 6), np.int64)), TEXT_MODEL, MediaError, r"messages\[0\].*text only"),
@@ -75,10 +77,11 @@ def test_prompts_that_cannot_run_are_refused(
 @pytest.mark.parametrize(
     ("sampling", "named"),
     [
-        ({"n": 2}, "does not support n"),
-        ({"prompt_logprobs": 1}, "prompt_logprobs"),
-        ({"bad_words": ("x",)}, "bad_words"),
-        ({"logit_bias": ((1000, 1.0),)}, "token 1000"),
+        ({"n": 2}, "n times"),
+        ({"bad_words": ("x",)}, "bad_words_ids"),
+        ({"logit_bias": ((1000, 1.0),)}, "logit_bias names token 1000"),
+        ({"stop_token_ids": (1000,)}, "stop_token_ids names token 1000"),
+        ({"bad_words_ids": ((3, 1000),)}, "bad_words_ids names token 1000"),
     ],
 )
 def test_sampling_the_engine_does_not_do_is_refused(sampling: dict[str, Any], named: str) -> None:
