@@ -11,6 +11,7 @@ __all__ = [
     "MissingExtraError",
     "ModelError",
     "OptionError",
+    "QueueFullError",
     "RequestError",
     "UnknownArgumentError",
     "VisavisError",
@@ -87,6 +88,10 @@ class BackendError(VisavisError):
 
 class RequestError(BackendError):
     """One request failed inside an engine; the others go on."""
+
+
+class QueueFullError(BackendError):
+    """An engine has as many requests waiting as it may have; nothing is wrong with this one: HTTP 429 or 503."""
 
 
 class WorkerDiedError(BackendError):

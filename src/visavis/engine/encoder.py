@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Hashable, Mapping
 from collections.abc import Sequence as Seq
 from typing import NamedTuple
@@ -20,6 +21,8 @@ __all__ = ["Chunk", "VisionEncoder", "VisualRows"]
 
 MAX_PATCHES_PER_PASS = 16384
 """Bounds the tower's activations; a single larger item still goes through in one pass."""
+MAX_BYTES_AHEAD = 512 << 20
+"""Of patches made before their turn: eleven screens of 1920×1080 at 48 MB."""
 
 _Reader = tuple[int, int]  # uid of a request, number of the item in its prompt
 
@@ -49,6 +52,8 @@ class VisionEncoder:
         self.tower = tower
         self.cache = EncoderCache(cache_bytes)
         self._reading: dict[_Reader, Hashable] = {}  # key of each item that a request has begun and not finished
+        self._ahead_bytes = 0  # of patches that wait for their turn
+        self._ahead_lock = threading.Lock()
 
     def __call__(self, chunks: Seq[Chunk]) -> VisualRows | None:
         """What the step's chunks need; None when none of them touches an image or video."""
@@ -82,10 +87,36 @@ class VisionEncoder:
         """Of a request that ended or was preempted, all items."""
         for number in range(len(seq.visual_positions)):
             self._end((seq.uid, number))
+            self._take_patches(seq, number)
 
-    def has(self, seq: Sequence, number: int) -> bool:
-        """True when this item would not be encoded if it came now."""
-        return self._key(seq, number) in self.cache
+    def needs_patches(self, seq: Sequence) -> bool:
+        """Whether `make_patches` has something to do. On a GPU never: pixels are sent there before they are patches."""
+        return self.tower.device.type == "cpu" and any(
+            self._key(seq, number) not in self.cache for number in range(len(seq.prompt.media))
+        )
+
+    def make_patches(self, seq: Sequence) -> None:
+        """Makes what the tower will take of a request's items, outside the step that needs it. Any thread may call
+        this. As long as `MAX_BYTES_AHEAD` are waiting, the rest is left to that step."""
+        rule = seq.prompt.patch_rule
+        if rule is None or not self.needs_patches(seq):
+            return
+        for number, item in enumerate(seq.prompt.media):
+            if self._key(seq, number) in self.cache:
+                continue
+            num_bytes = _num_patches(seq, number) * 3 * rule.temporal_patch_size * rule.patch_size**2 * 4
+            with self._ahead_lock:
+                if self._ahead_bytes + num_bytes > MAX_BYTES_AHEAD:
+                    return
+                self._ahead_bytes += num_bytes
+            seq.patches[number] = patchify(item.pixels, rule)
+
+    def _take_patches(self, seq: Sequence, number: int) -> torch.Tensor | None:
+        patches = seq.patches.pop(number, None)
+        if patches is not None:
+            with self._ahead_lock:
+                self._ahead_bytes -= patches.nbytes
+        return patches
 
     def _begin(self, readers: dict[_Reader, Sequence]) -> None:
         """Lets requests read their items; those that are nowhere yet are encoded, each once."""
@@ -95,6 +126,7 @@ class VisionEncoder:
         self.cache.queries += len(new)
         self.cache.hits += len(new) - len(missing)
         for reader, key in new.items():
+            self._take_patches(readers[reader], reader[1])  # of an item that somebody else had encoded meanwhile
             self._reading[reader] = key
             self.cache.acquire(key)
         self.cache.trim()
@@ -122,7 +154,8 @@ class VisionEncoder:
                 rule = seq.prompt.patch_rule
                 assert rule is not None  # checked on arrival
                 batch.append(key)
-                patches.append(patchify(seq.prompt.media[number].pixels, rule))
+                made = self._take_patches(seq, number)
+                patches.append(made if made is not None else patchify(seq.prompt.media[number].pixels, rule))
                 total += len(patches[-1])
             grids = [_grid(*missing[key]) for key in batch]
             output = self.tower(torch.cat(patches) if len(patches) > 1 else patches[0], grids)

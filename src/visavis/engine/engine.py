@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import time
+import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +23,13 @@ from visavis.engine.model_config import ModelConfig
 from visavis.engine.models.decoder import Decoder
 from visavis.engine.models.rope import RotaryEmbedding
 from visavis.engine.models.vision import VisionTower
+from visavis.engine.out_of_memory import first_line, is_out_of_memory
 from visavis.engine.requests import make_sequence
 from visavis.engine.runner import Runner
 from visavis.engine.sampler import NO_TOKEN_LEFT, NOTHING_ALLOWED, Sampler
-from visavis.engine.scheduler import Scheduler
+from visavis.engine.scheduler import ScheduledStep, Scheduler
 from visavis.engine.sequence import Sequence
+from visavis.engine.statistics import Counters, EngineStatistics, snapshot
 from visavis.errors import BackendError, OptionError, shorten
 from visavis.prompt import Prompt
 from visavis.sampling import ResolvedSampling
@@ -96,16 +100,18 @@ class NativeEngine:
                 device=device,
                 dtype=dtype,
             )
-            encoder = VisionEncoder(tower, self.settings.encoder_cache_bytes) if tower is not None else None
+            self.encoder = VisionEncoder(tower, self.settings.encoder_cache_bytes) if tower is not None else None
             rope = RotaryEmbedding(c.rope, c.head_dim, device, dtype)
-            self.runner = Runner(model, encoder, rope, kernels, cache, self.settings.max_num_seqs)
+            self.runner = Runner(model, self.encoder, rope, kernels, cache, self.settings.max_num_seqs)
         self.pool = BlockPool(
             self.num_blocks, self.settings.block_size, enable_prefix_caching=self.settings.enable_prefix_caching
         )
         self.scheduler = Scheduler(self.pool, self.settings.max_num_seqs, self.settings.max_num_batched_tokens)
         self.sampler = Sampler(c.vocab_size, device)
         self._sequences: dict[str, Sequence] = {}
-        self._next_uid = 0
+        self.counters = Counters()
+        self._uids = itertools.count()
+        self._final: EngineStatistics | None = None
         self._closed = False
         report("ready", time.perf_counter() - begin)
 
@@ -113,14 +119,49 @@ class NativeEngine:
     def has_work(self) -> bool:
         return self.scheduler.has_work
 
-    def add_request(self, request_id: str, prompt: Prompt, sampling: ResolvedSampling) -> None:
+    @property
+    def num_waiting(self) -> int:
+        return len(self.scheduler.waiting)
+
+    def statistics(self) -> EngineStatistics:
+        """As of now, or of its end. May be read from any thread."""
+        if self._final is not None:
+            return self._final
+        return snapshot(self.scheduler, self.counters, self.encoder.cache if self.encoder is not None else None)
+
+    def add_request(self, request_id: str, prompt: Prompt, sampling: ResolvedSampling, priority: int = 0) -> None:
         """Queues a request. Raises an InputError for one that can never run; the others are not touched."""
+        self.add(self.prepare(request_id, prompt, sampling, priority))
+
+    def prepare(self, request_id: str, prompt: Prompt, sampling: ResolvedSampling, priority: int = 0) -> Sequence:
+        """Checks a request and works out what can be before its turn. Unlike all else, any thread may call this, and
+        `needs_patches`, `make_patches`, `discard` and `statistics`."""
         self._check_open()
-        if request_id in self._sequences:
-            raise OptionError(f"request id {shorten(request_id)} is already running")
-        seq = make_sequence(self._next_uid, request_id, prompt, sampling, self.model_config, self.max_model_len)
-        self._next_uid += 1
-        self._sequences[request_id] = seq
+        uid = next(self._uids)
+        seq = make_sequence(uid, request_id, prompt, sampling, self.model_config, self.max_model_len, priority)
+        self.scheduler.name_blocks(seq)
+        return seq
+
+    def needs_patches(self, seq: Sequence) -> bool:
+        """Whether `make_patches` would have something to do."""
+        return self.encoder is not None and self.encoder.needs_patches(seq)
+
+    def make_patches(self, seq: Sequence) -> None:
+        """Makes patches of a request's images before its turn."""
+        if self.encoder is not None:
+            self.encoder.make_patches(seq)
+
+    def discard(self, seq: Sequence) -> None:
+        """Lets go of a prepared request that will not be added."""
+        if self.encoder is not None:
+            self.encoder.forget(seq)
+
+    def add(self, seq: Sequence) -> None:
+        """Queues a prepared request."""
+        self._check_open()
+        if seq.request_id in self._sequences:
+            raise OptionError(f"request id {shorten(seq.request_id)} is already running")
+        self._sequences[seq.request_id] = seq
         self.scheduler.add(seq)
 
     def abort(self, request_id: str) -> bool:
@@ -129,6 +170,7 @@ class NativeEngine:
         if seq is None:
             return False
         self._finish(seq)
+        self.counters.aborted += 1
         return True
 
     @torch.inference_mode()
@@ -144,7 +186,15 @@ class NativeEngine:
         for seq, _ in scheduled.prefills:
             if seq.queue_s is None:
                 seq.queue_s = now - seq.arrival_time
-        result = self.runner.run(scheduled)
+        reason: str | None = None
+        try:
+            result = self.runner.run(scheduled)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            reason = first_line(error)
+        if reason is not None:  # only here has the exception let go of the step's tensors
+            return self._back_off(scheduled, reason)
         self.scheduler.advance(scheduled)
         for seq, _ in scheduled.prefills:
             self.runner.release_consumed(seq)
@@ -162,31 +212,46 @@ class NativeEngine:
         """Frees the model and the cache. May be called twice; nothing else may be called after."""
         if self._closed:
             return
+        self._final = self.statistics()
         self._closed = True
         self.runner.close()
+        self.encoder = None
         del self.runner, self.sampler
         self._sequences.clear()
         if self.settings.device.type == "cuda":
             torch.cuda.empty_cache()
 
+    def _back_off(self, scheduled: ScheduledStep, reason: str) -> list[StepOutput]:
+        """After a step that found too little memory: makes the next ones smaller, or fails what is too large alone."""
+        if self.settings.device.type == "cuda":
+            torch.cuda.empty_cache()
+        if self.counters.out_of_memory == 0:
+            warnings.warn(
+                f"native: memory ran out in a step ({shorten(reason, 200)}); it is tried again with fewer tokens or "
+                "requests, which is slower: lower max_num_batched_tokens, max_num_seqs or kv_cache_bytes",
+                stacklevel=2,
+            )
+        self.counters.out_of_memory += 1
+        seq = self.scheduler.back_off(scheduled)
+        return [] if seq is None else [self._fail(seq, f"there is too little memory for this request alone: {reason}")]
+
+    def _fail(self, seq: Sequence, error: str) -> StepOutput:
+        self._finish(seq, forget=True)
+        self.counters.failed += 1
+        return StepOutput(seq.request_id, finish_reason="error", error=error)
+
     def _append(self, seq: Sequence, token_id: int, finite: bool, logprobs: TokenLogprobs | None) -> StepOutput:
         if not finite:
-            self._finish(seq, forget=True)
-            return StepOutput(
-                seq.request_id,
-                finish_reason="error",
-                error=f"the model's logits are not finite after {seq.num_tokens} tokens ({self.settings.dtype}); "
+            return self._fail(
+                seq,
+                f"the model's logits are not finite after {seq.num_tokens} tokens ({self.settings.dtype}); "
                 "float16 overflows on models made for bfloat16: try another dtype",
             )
         if token_id == NOTHING_ALLOWED:
-            self._finish(seq)
-            return StepOutput(
-                seq.request_id,
-                finish_reason="error",
-                error=NO_TOKEN_LEFT,
-            )
+            return self._fail(seq, NO_TOKEN_LEFT)
         first = seq.num_output_tokens == 0
         seq.token_ids.append(token_id)
+        self.counters.token(seq)
         reason: FinishReason | None = None
         stop_reason = None
         if token_id in seq.end_token_ids and seq.num_output_tokens > seq.sampling.min_tokens:
@@ -195,6 +260,7 @@ class NativeEngine:
             reason = "length"
         if reason is not None:
             self._finish(seq)
+            self.counters.finished += 1
         return StepOutput(
             seq.request_id,
             (token_id,),

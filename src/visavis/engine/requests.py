@@ -14,18 +14,36 @@ __all__ = ["make_sequence"]
 
 
 def make_sequence(
-    uid: int, request_id: str, prompt: Prompt, sampling: ResolvedSampling, model: ModelConfig, max_model_len: int
+    uid: int,
+    request_id: str,
+    prompt: Prompt,
+    sampling: ResolvedSampling,
+    model: ModelConfig,
+    max_model_len: int,
+    priority: int = 0,
 ) -> Sequence:
     """Raises InputError and its kin, naming the part at fault."""
     _check_sampling(sampling, model)
     _check_prompt(prompt, model)
-    room = max_model_len - len(prompt)
-    if sampling.max_tokens > room:
+    _check_length(len(prompt), sampling.max_tokens, max_model_len)
+    positions = _visual_positions(prompt, model)
+    return Sequence(uid, request_id, prompt, sampling, list(prompt.token_ids), positions, priority=priority)
+
+
+def _check_length(prompt: int, asked: int, max_model_len: int) -> None:
+    room = max_model_len - prompt
+    if asked <= room:
+        return
+    larger = "raise kv_cache_bytes or max_model_len, whichever limits it"
+    if room < 1:
         raise ContextLengthError(
-            f"the prompt has {len(prompt)} tokens and {sampling.max_tokens} are asked for; the engine has room for "
-            f"{max_model_len} in all: lower max_tokens to {max(room, 0)}, shorten the prompt or raise kv_cache_bytes"
+            f"the prompt has {prompt} tokens and the engine has room for {max_model_len} with the answer: shorten the "
+            f"prompt to {max_model_len - 1} or fewer, or {larger}"
         )
-    return Sequence(uid, request_id, prompt, sampling, list(prompt.token_ids), _visual_positions(prompt, model))
+    raise ContextLengthError(
+        f"the prompt has {prompt} tokens and {asked} are asked for; the engine has room for {max_model_len} in all: "
+        f"lower max_tokens to {room}, shorten the prompt, or {larger}"
+    )
 
 
 def _check_sampling(sampling: ResolvedSampling, model: ModelConfig) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
+import torch
 
 from visavis.completion import TokenLogprobs
 from visavis.prompt import Prompt
@@ -42,8 +43,10 @@ class Sequence:
     block_table: list[int] = field(default_factory=list)
     status: SequenceStatus = SequenceStatus.WAITING
     arrival_time: float = field(default_factory=time.perf_counter)
+    priority: int = 0  # lower numbers go first
     queue_s: float | None = None  # arrival to the first step it took part in
     end_token_ids: frozenset[int] = frozenset()
+    patches: dict[int, torch.Tensor] = field(default_factory=dict)  # of media items, where made before their turn
     block_hashes: list[bytes] = field(default_factory=list)  # names of its first full blocks, as far as worked out
     num_cached_tokens: int | None = None  # found in the prefix cache when it was first admitted
     grammar: GrammarState | None = None  # what the answer must match, and how far it has come

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.unit.engine.helpers import sequence
 from visavis.engine.block_pool import BlockPool
-from visavis.engine.scheduler import ScheduledStep, Scheduler
+from visavis.engine.scheduler import CALM_STEPS, PRIORITY_STEP_S, ScheduledStep, Scheduler
 from visavis.engine.sequence import Sequence, SequenceStatus
 
 
@@ -23,6 +23,12 @@ def advance(step: ScheduledStep) -> None:
         seq.num_computed_tokens += length
         if seq.num_uncomputed_tokens == 0:
             seq.token_ids.append(7)
+
+
+def arriving(at: float, tokens: int = 3, priority: int = 0) -> Sequence:
+    seq = sequence(tokens)
+    seq.arrival_time, seq.priority = at, priority
+    return seq
 
 
 def test_a_long_prompt_is_cut_into_chunks_beside_decodes() -> None:
@@ -115,6 +121,113 @@ def test_a_finished_request_gives_its_blocks_back_wherever_it_was() -> None:
         assert seq.status is SequenceStatus.FINISHED
     assert not scheduler.has_work
     assert scheduler.pool.num_free == scheduler.pool.num_blocks
+
+
+def test_lower_priority_numbers_go_first_and_equal_ones_by_arrival() -> None:
+    scheduler = make(tokens=100)
+    later, first, urgent = arriving(2.0), arriving(1.0), arriving(3.0, priority=-1)
+    for seq in (later, first, urgent):
+        scheduler.add(seq)
+    assert [s for s, _ in scheduler.schedule().prefills] == [urgent, first, later]
+
+
+def test_a_request_of_low_priority_is_overtaken_for_a_limited_time_only() -> None:
+    """Priority 2 against 0: those that come up to 2 · PRIORITY_STEP_S later go before it, the next one does not."""
+    scheduler = make(seqs=1, tokens=100)
+    patient = arriving(100.0, priority=2)
+    scheduler.add(patient)
+    limit = 100.0 + 2 * PRIORITY_STEP_S
+    within, beyond = [arriving(limit - i) for i in (8, 4, 1)], arriving(limit + 1)
+    for seq in (beyond, *within):
+        scheduler.add(seq)
+    order = []
+    while scheduler.has_work:
+        order += [s for s, _ in scheduler.schedule().prefills]
+        scheduler.finish(order[-1])
+    assert order == [*within, patient, beyond]
+
+
+def test_a_steady_stream_of_urgent_requests_does_not_starve_the_others() -> None:
+    """One seat, one urgent newcomer a second, each served in a second: the patient one has its turn after 30 s."""
+    scheduler = make(seqs=1, tokens=100)
+    patient = arriving(0.0, priority=3)
+    scheduler.add(patient)
+    for second in range(1, 100):
+        scheduler.add(arriving(float(second)))
+        (served, _), *others = scheduler.schedule().prefills
+        assert not others
+        scheduler.finish(served)
+        if served is patient:
+            break
+    assert second == 3 * PRIORITY_STEP_S  # the one that comes then has an equal turn, and came later
+
+
+def test_the_one_whose_turn_is_last_is_preempted_whenever_it_was_admitted() -> None:
+    scheduler = make(num_blocks=5, block_size=4, tokens=50)
+    low = arriving(0.0, 5, priority=9)
+    scheduler.add(low)
+    advance(scheduler.schedule())
+    high = arriving(50.0, 7)
+    scheduler.add(high)
+    advance(scheduler.schedule())
+    assert scheduler.pool.grow([], 4)
+    advance(scheduler.schedule())  # high's 8th token
+    step = scheduler.schedule()
+    assert (step.decodes, step.preempted) == ([high], [low])
+
+
+def test_a_step_without_memory_is_tried_with_half_its_prompt_tokens_and_grows_back() -> None:
+    scheduler = make(num_blocks=1000, tokens=400)
+    seq = sequence(2000)
+    scheduler.add(seq)
+    step = scheduler.schedule()
+    assert step.prefills == [(seq, 400)]
+    assert scheduler.back_off(step) is None
+    step = scheduler.schedule()
+    assert step.prefills == [(seq, 200)]  # nothing of the step that failed counts as computed
+    for _ in range(CALM_STEPS):
+        scheduler.advance(ScheduledStep())
+    assert scheduler.schedule().prefills == [(seq, 400)]
+
+
+def test_a_decode_step_without_memory_goes_on_without_its_last_request() -> None:
+    scheduler = make()
+    old, young = sequence(3), sequence(3)
+    for seq in (old, young):
+        scheduler.add(seq)
+    advance(scheduler.schedule())
+    step = scheduler.schedule()
+    assert step.decodes == [old, young]
+    assert scheduler.back_off(step) is None
+    step = scheduler.schedule()
+    assert (step.decodes, step.prefills, step.preempted) == ([old], [], [young])  # and it has no seat for now
+    assert scheduler.back_off(step) is old
+    scheduler.finish(old)
+    assert scheduler.schedule().prefills == [(young, 4)]
+
+
+def test_a_prompt_too_large_in_the_smallest_chunk_is_named() -> None:
+    scheduler = make(tokens=100)
+    seq = sequence(90)
+    scheduler.add(seq)
+    for tokens in (90, 45, 22, 16):
+        step = scheduler.schedule()
+        assert step.prefills == [(seq, tokens)]
+        verdict = scheduler.back_off(step)
+    assert verdict is seq
+
+
+def test_names_are_worked_out_only_with_prefix_caching() -> None:
+    for caching in (True, False):
+        scheduler = Scheduler(BlockPool(10, 4, enable_prefix_caching=caching), 4, 100)
+        first, second = sequence(9), sequence(9)
+        scheduler.add(first)
+        scheduler.advance(scheduler.schedule())
+        scheduler.finish(first)
+        scheduler.add(second)
+        assert scheduler.schedule().prefills == [(second, 1 if caching else 9)]
+        assert (second.num_cached_tokens, scheduler.prefix_hits) == ((8, 8) if caching else (0, 0))
+        assert scheduler.prefix_queries == 18
 
 
 @settings(max_examples=60, deadline=None)
