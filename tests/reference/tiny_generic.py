@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -142,3 +143,6 @@ def _write(folder: Path, tokenizer: Any, template: str, *, bos: str, eos: str, p
 
 def _json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content), encoding="utf-8")
+
+
+FAMILIES: dict[str, Callable[..., Path]] = {"llava": make_llava, "idefics3": make_idefics3, "smolvlm": make_smolvlm}

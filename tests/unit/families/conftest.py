@@ -28,7 +28,7 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> Tiny:
         pytest.importorskip("transformers", reason="tiny models are made with transformers (extra: hf)")
         from tests.reference import tiny_generic, tiny_models
 
-        makers = {**tiny_models.FAMILIES, "llava": tiny_generic.make_llava, "idefics3": tiny_generic.make_idefics3}
+        makers = {**tiny_models.FAMILIES, **tiny_generic.FAMILIES}
         key = f"{family} {sorted(size.items())}"
         if key not in made:
             made[key] = makers[family](tmp_path_factory.mktemp(family), **size)

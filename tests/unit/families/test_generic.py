@@ -5,6 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 from dataclasses import replace
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,17 @@ from PIL import Image as PILImage
 from tests.reference.cases import film, picture, said, user
 from visavis.chat.types import Conversation, Image, PixelLimits
 from visavis.engine_inputs import for_hf_batch
-from visavis.errors import ContextLengthError, MediaError, MessageError
+from visavis.errors import ContextLengthError, MediaError, MessageError, MissingExtraError
+from visavis.families import load_family
 
-GENERIC = ("llava", "idefics3")
+WHY = "transformers' SmolVLM processor needs num2words and torchvision"
+GENERIC = (
+    "llava",
+    "idefics3",
+    pytest.param(
+        "smolvlm", marks=pytest.mark.skipif(not all(map(find_spec, ("num2words", "torchvision"))), reason=WHY)
+    ),
+)
 TWO = Conversation((user(picture(40, 70, 1), "what is it", picture(90, 33, 2), "and that?"),))
 CASES = {
     "none": Conversation((user("hello the dog"),)),
@@ -146,3 +155,11 @@ def test_without_transformers_the_extra_is_named(tiny: Any) -> None:
     )
     done = subprocess.run([sys.executable, "-c", code, str(tiny("llava"))], capture_output=True, text=True, check=True)
     assert "(llava) needs an extra that is not installed: pip install 'visavis[hf]'" in done.stdout
+
+
+def test_smolvlms_processor_without_num2words_names_the_extra(tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torchvision", reason=WHY)
+    module = pytest.importorskip("transformers.models.smolvlm.processing_smolvlm")
+    monkeypatch.setattr(module, "num2words", None)
+    with pytest.raises(MissingExtraError, match=r"num2words.*pip install 'visavis\[smolvlm\]'"):
+        load_family(str(tiny("smolvlm")))
