@@ -10,8 +10,8 @@ from visavis.bench.result import RequestRecord
 __all__ = ["DEFINITIONS", "deliveries", "e2e", "itl", "tokens_per_delivery", "tpot", "ttft"]
 
 DEFINITIONS = {
-    "TTFT": "time to first token: from submission (under load: from the arrival) to the first token; the image is "
-    "prepared before",
+    "TTFT": "time to first token: from submission (under load: from the arrival; of a user: from the end of the last "
+    "answer) to the first token; the image is prepared before",
     "TPOT": "time per output token: (last − first token time) / (tokens − tokens of the first delivery)",
     "ITL": "inter-token latency: the gap between two deliveries of one answer; a delivery is what came at one instant, "
     "one token or a chunk of several",

@@ -15,6 +15,8 @@ from visavis.sampling import SamplingParams
 
 __all__ = ["BenchPlan", "Lengths", "poisson", "sweep"]
 
+TURNS = 4
+"""Questions a user asks in a round at least: fewer would be all of them at once, with a tail."""
 Lengths = Literal["fixed", "natural"]
 
 
@@ -27,13 +29,17 @@ class BenchPlan:
     lengths: Lengths = "fixed"
     rounds: int = 5
     latency_requests: int = 4  # one after the other in a round
-    load_requests: int = 32  # in a round
+    load_requests: int = 32  # in a round; of users at least, each asking `TURNS` times or more
     seed: int = 0
     repeat_prompts: bool = False  # the same prompts in every round, so that prefix and image caches may answer
     reload: bool = False  # each round starts the engine anew, one engine at a time
     criterion: Criterion = field(default_factory=Criterion)
     ttft_limit: float | None = None
     tpot_limit: float | None = None
+
+    def requests_of_users(self, users: int) -> int:
+        """In a round: as many turns for each user."""
+        return users * max(TURNS, -(-self.load_requests // users))
 
     @property
     def goodput(self) -> bool:
@@ -68,9 +74,11 @@ def sweep(
     output_tokens: Sequence[int],
     concurrency: Sequence[int],
     rates: Sequence[float],
+    users: Sequence[int] = (),
     source: str = "made",
 ) -> tuple[Cell, ...]:
-    """Every combination, once. `concurrency` counts for throughput, `rates` for load. Raises OptionError for none."""
+    """Every combination, once. `concurrency` counts for throughput, `users` for users, `rates` for load. Raises
+    OptionError for none."""
     cells: dict[str, Cell] = {}
     for workload in workloads:
         for image, prompt, output in product(images, prompt_tokens, output_tokens):
@@ -83,13 +91,15 @@ def sweep(
             }
             if workload == "throughput":
                 made = [Cell(**common, concurrency=c) for c in concurrency]
+            elif workload == "users":
+                made = [Cell(**common, concurrency=n) for n in users]
             elif workload == "load":
                 made = [Cell(**common, rate=rate) for rate in rates]
             else:
                 made = [Cell(**common)]
             cells |= {cell.id: cell for cell in made}
     if not cells:
-        raise OptionError("nothing to measure: load needs --rates, throughput needs --concurrency")
+        raise OptionError("nothing to measure: load needs --rates, users --users, throughput --concurrency")
     return tuple(cells.values())
 
 

@@ -14,6 +14,7 @@ from visavis.errors import InputError, shorten
 
 __all__ = [
     "SCHEMA",
+    "WORKLOADS",
     "Bench",
     "Cell",
     "CellRun",
@@ -28,7 +29,9 @@ __all__ = [
 
 SCHEMA = "visavis.bench/1"
 
-Workload = Literal["latency", "throughput", "load"]
+Workload = Literal["latency", "throughput", "users", "load"]
+WORKLOADS: tuple[Workload, ...] = ("latency", "throughput", "users", "load")
+"""In the order of every report."""
 Kind = Literal["cold", "warm-up", "timed"]
 
 
@@ -40,7 +43,7 @@ class Cell:
     image: tuple[int, int] | None = None  # (width, height) before the resize; None: no image
     prompt_tokens: int | None = None  # of the text, template included; None: as the messages file has it
     output_tokens: int = 64  # exactly (fixed length) or at most (natural length)
-    concurrency: int = 1  # requests submitted together
+    concurrency: int = 1  # requests submitted together; users, each of whom waits for the answer before asking again
     rate: float | None = None  # load: requests a second
     source: str = "made"  # or the name of the messages file
 
@@ -57,6 +60,8 @@ class Cell:
         parts.append(f"output={self.output_tokens}")
         if self.workload == "throughput":
             parts.append(f"concurrency={self.concurrency}")
+        if self.workload == "users":
+            parts.append(f"users={self.concurrency}")
         if self.rate is not None:
             parts.append(f"rate={self.rate:g}")
         return " ".join(parts)

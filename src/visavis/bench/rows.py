@@ -126,7 +126,7 @@ def _fill(row: Row, timed: Sequence[Round], bench: Bench) -> None:
         "requests_per_s": lambda done: len(done.requests) / done.seconds,
     }
     limits = (bench.config.get("ttft_limit"), bench.config.get("tpot_limit"))
-    if row.cell.workload == "load" and any(limit is not None for limit in limits):
+    if row.cell.workload in ("load", "users") and any(limit is not None for limit in limits):
         whole["goodput"] = lambda done: sum(_kept(r, *limits) for r in done.requests) / done.seconds
     for name, value in whole.items():
         _put(row, name, [[value(done)] for done in timed if done.seconds > 0])
@@ -161,7 +161,7 @@ def _kept(request: RequestRecord, ttft: float | None, tpot: float | None) -> boo
 
 def _achieved(row: Row, bench: Bench) -> None:
     """See `roofline`. Only where all requests run together and alone: latency, throughput."""
-    if row.cell.workload == "load":
+    if row.cell.workload in ("load", "users"):
         return
     ceiling: dict[str, Any] = dict(bench.ceiling)
     together = row.cell.concurrency

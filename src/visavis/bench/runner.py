@@ -147,7 +147,7 @@ class Runner:
 
     def _warm_up(self, cell: Cell, run: CellRun, model: ModelInterface) -> None:
         """The cold round, then rounds until the criterion holds."""
-        if cell.workload == "load":
+        if cell.workload == "load" or (cell.workload == "users" and cell.concurrency > 1):
             check_arrivals(model.name, model.capabilities(), (0.0, 1.0), 2)  # refused before any work is done
         self._tell(model.name, f"{cell.id}: first requests")
         self._round(cell, run, model, "cold", self._count(run, "cold"))
@@ -173,10 +173,10 @@ class Runner:
         self._save()
 
     def _round(self, cell: Cell, run: CellRun, model: ModelInterface, kind: Kind, number: int) -> Round:
-        waves, arrivals = self._work.of(cell, kind, number, model)
+        schedule = self._work.of(cell, kind, number, model)
         sampling = self._plan.sampling_of(cell)
         session = max(0, len(self._bench.engine(run.engine).sessions) - 1)
-        done = measure_round(model, waves, sampling, kind=kind, number=number, session=session, arrivals=arrivals)
+        done = measure_round(model, schedule, sampling, kind=kind, number=number, session=session)
         run.rounds.append(_rounded(done))
         return done
 

@@ -9,7 +9,7 @@ from visavis.bench import words
 from visavis.bench.changes import TEST_IN_WORDS, Against
 from visavis.bench.figures import DEFINITIONS
 from visavis.bench.report import FileReport, Report
-from visavis.bench.result import Cell
+from visavis.bench.result import WORKLOADS, Cell
 from visavis.bench.rows import Row
 from visavis.report.units import duration
 
@@ -51,7 +51,7 @@ def _print_file(console: Console, file: FileReport, *, named: bool) -> None:
     console.print(Text(file.machine, style="dim"))
     _print_ceiling(console, file)
     console.print(_starts(file))
-    for workload in ("latency", "throughput", "load"):
+    for workload in WORKLOADS:
         rows = [row for row in file.rows if row.cell.workload == workload]
         if rows:
             console.print(Text(_title(workload, file), style="bold"))
@@ -74,10 +74,12 @@ def _title(workload: str, file: FileReport) -> str:
         for name in ("ttft", "tpot")
         if (limit := file.bench.config.get(f"{name}_limit")) is not None
     ]
+    goodput = f"; goodput: {' and '.join(limits)}" if limits else ""
     how = {
         "latency": "one request at a time",
         "throughput": "all requests at once",
-        "load": "open loop, Poisson arrivals" + (f"; goodput: {' and '.join(limits)}" if limits else ""),
+        "users": f"closed loop, each user asks again when answered{goodput}",
+        "load": f"open loop, Poisson arrivals{goodput}",
     }[workload]
     return f"{workload}: {how}; {cache} prompts"
 

@@ -42,6 +42,7 @@ PHASES = ("start", "tokenizer", "import", "load", "compile", "capture", "warm-up
 SHORT = {
     "latency": ("ttft", "tpot", "e2e", "tokens_per_s"),
     "throughput": ("tokens_per_s", "ttft", "tpot", "e2e"),
+    "users": ("tokens_per_s", "ttft", "tpot", "e2e", "goodput"),
     "load": ("ttft", "tpot", "requests_per_s", "goodput"),
 }
 """Figures of a sweep's one line per row; the spread shown is that of the first."""
@@ -95,6 +96,8 @@ def cell_parts(cell: Cell) -> list[str]:
     parts.append(f"{cell.output_tokens} out")
     if cell.workload == "throughput":
         parts.append(f"{cell.concurrency} at once")
+    if cell.workload == "users":
+        parts.append(f"{cell.concurrency} user{'s' if cell.concurrency > 1 else ''}")
     if cell.rate is not None:
         parts.append(f"{cell.rate:g}/s")
     return parts
@@ -105,6 +108,7 @@ def columns(workload: str) -> tuple[str, ...]:
     return {
         "latency": ("ttft", "tpot", "itl", "e2e", "tokens_per_s"),
         "throughput": ("tokens_per_s", "requests_per_s", "ttft", "tpot", "e2e"),
+        "users": ("tokens_per_s", "requests_per_s", "goodput", "ttft", "tpot", "itl", "e2e"),
         "load": ("requests_per_s", "goodput", "ttft", "tpot", "itl", "e2e"),
     }[workload]
 

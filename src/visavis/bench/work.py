@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import count
 from typing import Protocol
 
@@ -14,19 +14,28 @@ from visavis.bench.result import Cell, Kind
 from visavis.errors import ContextLengthError
 from visavis.prompt import Prompt
 
-__all__ = ["Given", "Made", "Work"]
+__all__ = ["Given", "Made", "Schedule", "Work"]
 
-Waves = tuple[tuple[Prompt, ...], ...]
 _SETTLE_TOKENS = 4
 _WARM_UP_BATCH = 8
 _KEPT_ROUNDS = 3  # the one being measured and those that settle engines
 
 
+@dataclass(frozen=True, slots=True)
+class Schedule:
+    """Waves of requests, one after the other. Of a single wave: when each comes (seconds), or how many users share it,
+    each of whom asks again when answered."""
+
+    waves: tuple[tuple[Prompt, ...], ...]
+    arrivals: Sequence[float] | None = None
+    users: int | None = None
+
+
 class Work(Protocol):
     """Where requests come from."""
 
-    def of(self, cell: Cell, kind: Kind, number: int, model: ModelInterface) -> tuple[Waves, Sequence[float] | None]:
-        """The waves of a round, and the arrivals of its only wave under load. Raises ContextLengthError."""
+    def of(self, cell: Cell, kind: Kind, number: int, model: ModelInterface) -> Schedule:
+        """The requests of a round. Raises ContextLengthError."""
         ...
 
     def settle(self, model: ModelInterface, cell: Cell) -> None:
@@ -42,18 +51,22 @@ class Base:
         self._settled = count()
         self._kept: dict[tuple[str, str, int, int], tuple[Prompt, ...]] = {}
 
-    def of(self, cell: Cell, kind: Kind, number: int, model: ModelInterface) -> tuple[Waves, Sequence[float] | None]:
+    def of(self, cell: Cell, kind: Kind, number: int, model: ModelInterface) -> Schedule:
         if cell.workload == "load" and kind == "timed":
             assert cell.rate is not None
             prompts = self._prompts(cell, kind, number, self._plan.load_requests)
             # Every rate has its own draw: the same gaps, only closer, would repeat one accident at each rate.
             arrivals = poisson(cell.rate, len(prompts), f"{self._plan.seed}/{cell.id}/{number}")
             _check_room(model.name, prompts, cell, _context(model))
-            return (prompts,), arrivals
+            return Schedule((prompts,), arrivals)
+        if cell.workload == "users" and kind == "timed":
+            prompts = self._prompts(cell, kind, number, self._plan.requests_of_users(cell.concurrency))
+            _check_room(model.name, prompts, cell, _context(model))
+            return Schedule((prompts,), users=cell.concurrency)
         requests, together = self._layout(cell, kind)
         prompts = self._prompts(cell, kind, number, requests)
         _check_room(model.name, prompts, cell, _context(model))
-        return tuple(prompts[i : i + together] for i in range(0, len(prompts), together)), None
+        return Schedule(tuple(prompts[i : i + together] for i in range(0, len(prompts), together)))
 
     def settle(self, model: ModelInterface, cell: Cell) -> None:
         prompts = self._prompts(cell, "settle", next(self._settled), 1)[:1]

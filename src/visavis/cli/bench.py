@@ -64,6 +64,7 @@ with prompts made to measure that no cache has seen. Writes a result file after 
 
   visavis bench --backends native,hf
   visavis bench --workload throughput --concurrency 1,4,16 --output-tokens 32,128
+  visavis bench --users 1,4,16                              each user asks again when answered
   visavis bench --workload load --rates 1,2,4 --ttft 500ms --tpot 50ms
   visavis bench --backends openai -m MODEL --set openai.base_url=http://localhost:8000/v1 --natural
   visavis bench --resume bench.json                         goes on where it was interrupted
@@ -77,13 +78,14 @@ with prompts made to measure that no cache has seen. Writes a result file after 
     work.add_argument(
         "--workload",
         metavar="A,B",
-        help="latency (one request at a time), throughput (all at once), load (Poisson arrivals) "
-        "(default: latency,throughput; load with --rates)",
+        help="latency (one request at a time), throughput (all at once), users (each asks again when answered), load "
+        "(Poisson arrivals) (default: latency,throughput; users with --users, load with --rates)",
     )
     work.add_argument("--image-size", metavar="WxH,…", help="or none (default: 640x480 where the model takes images)")
     work.add_argument("--prompt-tokens", metavar="N,…", help="of the text, template included (default: 128)")
     work.add_argument("--output-tokens", metavar="N,…", help="of the answer (default: 64)")
     work.add_argument("--concurrency", metavar="N,…", help="requests at once, for throughput (default: 8)")
+    work.add_argument("--users", metavar="N,…", help="users at once, for users (default: 1,2,4,8)")
     work.add_argument("--rates", metavar="X,…", help="requests a second, for load")
     work.add_argument("--messages", metavar="FILE", help="prompts of a messages file instead of made ones")
     work.add_argument(
@@ -96,7 +98,9 @@ with prompts made to measure that no cache has seen. Writes a result file after 
     add_pixel_options(parser)
     how = parser.add_argument_group("how")
     how.add_argument("--rounds", type=positive, metavar="N", help="timed rounds of each row (default: 5)")
-    how.add_argument("--requests", type=positive, metavar="N", help="in a round (default: latency 4, load 32)")
+    how.add_argument(
+        "--requests", type=positive, metavar="N", help="in a round (default: latency 4, load and users 32)"
+    )
     how.add_argument("--ttft", metavar="TIME", help="limit for goodput, e.g. 500ms")
     how.add_argument("--tpot", metavar="TIME", help="limit for goodput, e.g. 50ms")
     how.add_argument("--steady-within", metavar="P", help="warm-up ends when its rounds differ by less (default: 10%%)")
@@ -254,6 +258,7 @@ def _work(
         "workloads": workloads,
         "output_tokens": numbers("--output-tokens", args.output_tokens or "64"),
         "concurrency": numbers("--concurrency", args.concurrency or "8"),
+        "users": numbers("--users", args.users or "1,2,4,8"),
         "rates": args.rates_parsed,
     }
     if args.messages is not None:

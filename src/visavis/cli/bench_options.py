@@ -33,30 +33,33 @@ __all__ = [
 
 SAYING = ("--json", "--quiet", "--html", "--csv", "--compare-to")
 """Flags about what is shown, not about what is measured."""
-_WORKLOADS = ("latency", "throughput", "load")
 _UNITS = {"us": 1e-6, "µs": 1e-6, "ms": 1e-3, "s": 1.0, "": 1.0}
 
 
 def workloads_of(args: Namespace) -> tuple[Workload, ...]:
     """Those asked for; also reads --rates, into `args.rates_parsed`. Raises OptionError."""
+    from visavis.bench.result import WORKLOADS
+
     args.rates_parsed = _rates(args.rates)
     if args.workload is None:
-        names = ["load"] if args.rates else ["latency", "throughput"]
+        names = [*(["users"] if args.users else []), *(["load"] if args.rates else [])] or ["latency", "throughput"]
     else:
         names = [name.strip() for name in args.workload.split(",") if name.strip()]
     for name in names:
-        if name not in _WORKLOADS:
-            raise OptionError(f"--workload {shorten(name)} is unknown; known: {', '.join(_WORKLOADS)}")
+        if name not in WORKLOADS:
+            raise OptionError(f"--workload {shorten(name)} is unknown; known: {', '.join(WORKLOADS)}")
     if not names:
         raise OptionError("--workload names none; e.g. --workload latency,throughput")
     if "load" in names and not args.rates_parsed:
         raise OptionError("--workload load needs --rates, e.g. --rates 1,2,4 (requests a second)")
     if args.rates and "load" not in names:
         raise OptionError("--rates is for --workload load")
+    if args.users and "users" not in names:
+        raise OptionError("--users is for --workload users")
     if args.concurrency and "throughput" not in names:
         raise OptionError("--concurrency is for --workload throughput")
-    if (args.ttft or args.tpot) and "load" not in names:
-        raise OptionError("--ttft and --tpot are limits for goodput, which is measured under --workload load")
+    if (args.ttft or args.tpot) and not {"load", "users"} & set(names):
+        raise OptionError("--ttft and --tpot are limits for goodput, which is measured under --workload load and users")
     return tuple(dict.fromkeys(names))  # type: ignore[arg-type]
 
 

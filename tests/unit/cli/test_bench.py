@@ -176,7 +176,7 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "complaint"),
     [
-        (("--workload", "speed"), "known: latency, throughput, load"),
+        (("--workload", "speed"), "known: latency, throughput, users, load"),
         (("--workload", "load"), "load needs --rates"),
         (("--rates", "1", "--workload", "latency"), "--rates is for --workload load"),
         (("--concurrency", "2", "--workload", "latency"), "--concurrency is for --workload throughput"),

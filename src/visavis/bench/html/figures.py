@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from visavis.bench import words
 from visavis.bench.report import FileReport, Report
+from visavis.bench.result import Cell
 from visavis.bench.rows import Row
 from visavis.report.charts import Bar, Line, Segment, Stack, bars, lines, stacks
 from visavis.report.units import duration
@@ -18,6 +19,7 @@ Chart = tuple[str, str]
 _BARS = {
     "latency": ("ttft", "tpot", "e2e"),
     "throughput": ("tokens_per_s",),
+    "users": ("tokens_per_s", "ttft", "tpot", "goodput"),
     "load": ("ttft", "tpot", "goodput"),
 }
 _AXES = ("concurrency", "rate", "prompt_tokens", "output_tokens", "image")
@@ -108,6 +110,8 @@ def _lines(group: Sequence[tuple[str, Row]], axis: str, figure: str, names: Sequ
         "image": "image tokens",
     }
     cell = group[0][1].cell
+    if cell.workload == "users":
+        words_of["concurrency"] = "users"
     fixed = ", ".join(part for part in words.cell_words(cell).split(", ") if part != _part(cell, axis))
     caption = f"{words.LABELS[figure]} over {words_of[axis]} · {fixed}"
     drawn = [Line(label, sorted(points), names.index(label)) for label, points in series.items()]
@@ -123,13 +127,15 @@ def _place(row: Row, axis: str) -> float | None:
     return None if value is None else float(value)
 
 
-def _part(cell: object, axis: str) -> str:
+def _part(cell: Cell, axis: str) -> str:
     """How `words.cell_words` writes that axis."""
     value = getattr(cell, axis)
     if value is None:
         return ""
     if axis == "image":
         return f"{value[0]}×{value[1]}"
+    if axis == "concurrency" and cell.workload == "users":
+        return f"{value} user{'s' if value > 1 else ''}"
     spelled = {"concurrency": "{} at once", "prompt_tokens": "{} in", "output_tokens": "{} out", "rate": "{:g}/s"}
     return spelled[axis].format(value)
 

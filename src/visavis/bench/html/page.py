@@ -20,6 +20,7 @@ __all__ = ["to_html"]
 _WORKLOADS = (
     ("latency", "One request at a time"),
     ("throughput", "All requests at once"),
+    ("users", "Closed loop: each user asks again when answered"),
     ("load", "Open loop: Poisson arrivals"),
 )
 
@@ -65,7 +66,7 @@ def summary(report: Report) -> list[str]:
     for file in report.files:
         for cell in file.bench.cells:
             rows = [row for row in file.rows if row.cell == cell and not row.void]
-            figure = "tpot" if cell.workload == "latency" else "tokens_per_s" if cell.workload == "throughput" else ""
+            figure = {"latency": "tpot", "throughput": "tokens_per_s", "users": "tokens_per_s"}.get(cell.workload, "")
             if len(rows) < 2 or not figure or any(figure not in row.figures for row in rows):
                 continue
             where = f"{cell.workload}, {words.cell_words(cell)}"
