@@ -26,7 +26,8 @@ Which engines can run here, their versions and interpreters, and what adds the o
   visavis backends install vllm    makes a virtual environment for an engine that pins another torch than ours
   visavis backends remove vllm     deletes it
 
-To use an engine you have installed elsewhere: VISAVIS_VLLM_PYTHON=/path/to/python (or VISAVIS_SGLANG_PYTHON).""",
+To use an engine you have installed elsewhere: --python vllm=/path/to/python with the other commands, or
+VISAVIS_VLLM_PYTHON=/path/to/python (VISAVIS_SGLANG_PYTHON) for all.""",
     )
     parser.add_argument("action", nargs="?", default="list", choices=ACTIONS, metavar="ACTION", help=", ".join(ACTIONS))
     parser.add_argument("name", nargs="?", metavar="NAME", help="engine to install or remove")
