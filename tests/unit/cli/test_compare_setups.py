@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from tests.unit.servers.scripted import Exchange, Server, piece, serving, usage
+
 if TYPE_CHECKING:
     from tests.unit.cli.conftest import Cli
 
@@ -107,3 +109,25 @@ def test_one_seed_for_all_where_tokens_are_drawn(cli: Cli) -> None:
     seeds = {b["answers"][0]["sampling"]["settings"]["seed"]["value"] for b in done.json["backends"]}
     assert seeds == {0}
     assert any("seed 0 for all" in n for n in done.json["notes"])
+
+
+def served(exchange: Exchange) -> None:
+    exchange.begin_stream()
+    for text in ("yes", " it", " is"):
+        exchange.event(piece(text))
+    exchange.event(piece(finish="stop"))
+    exchange.event(usage(30, 4))
+    exchange.event("[DONE]")
+
+
+def test_a_server_without_ids_is_compared_by_its_texts_and_that_is_said(cli: Cli) -> None:
+    with serving(Server(answers=[served])) as server:
+        done = cli(
+            "compare", *ASKED, "--backends", "fake,openai", "--set", 'fake.answers="yes it is"', "--set",
+            f"openai.base_url={server.url}", "--set", "openai.model=m", "--set", "openai.dialect=openai",
+        )  # fmt: skip
+    assert done.code == 0, done.err
+    assert "no ids, text 1/1" in done.out
+    assert "fake and openai gave the same text on 1 prompt (openai gives no token ids to compare)" in done.out
+    assert "openai gives no token ids: its texts are compared" in done.out
+    assert "gave the same tokens" not in done.out
