@@ -15,7 +15,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "visavis"
 LAYERS = [
     {"errors"},
     {"prompt", "sampling", "chat.types", "backends.options"},
-    {"patches"},
+    {"patches", "weight_files"},
     {"grounding"},
     {"completion", "engine_inputs", "detokenize"},
     {"chat"},
@@ -35,7 +35,7 @@ LAZY_UPWARD = {
 }
 
 ENGINE_MAY_IMPORT = {"torch", "numpy", "safetensors", "tokenizers", "triton"}
-ENGINE_MAY_USE = {"errors", "prompt", "sampling", "completion", "patches"}
+ENGINE_MAY_USE = {"errors", "prompt", "sampling", "completion", "patches", "weight_files"}
 
 
 def _module_name(path: Path) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -11,6 +10,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from visavis.errors import ModelError, shorten
+from visavis.weight_files import instead_of_data, shards_of
 
 __all__ = ["canonical_name", "load_weights"]
 
@@ -89,20 +89,14 @@ def _tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
                 for name in checkpoint.keys():  # noqa: SIM118 (no mapping: it has no __iter__)
                     yield name, checkpoint.get_tensor(name)
         except SafetensorError as error:
+            if what := instead_of_data(file):
+                raise ModelError(f"{file.name} in {folder.name} is {what}") from None
             raise ModelError(f"{file.name} in {folder.name} cannot be read: {shorten(str(error))}") from None
 
 
 def _files(folder: Path) -> list[Path]:
-    index = folder / INDEX_FILE
-    if index.is_file():
-        try:
-            shards = sorted(set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()))
-        except (ValueError, KeyError, AttributeError) as error:
-            raise ModelError(f"{INDEX_FILE} in {folder.name} cannot be read: {shorten(str(error))}") from None
-        for shard in shards:
-            if not (folder / shard).is_file():
-                raise ModelError(f"{folder.name} lacks {shorten(shard)}, which its {INDEX_FILE} names")
-        return [folder / shard for shard in shards]
+    if (folder / INDEX_FILE).is_file():
+        return shards_of(folder, INDEX_FILE)
     single = folder / SINGLE_FILE
     if single.is_file():
         return [single]

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from visavis.errors import ModelError, shorten
+from visavis.weight_files import instead_of_data
 
 __all__ = ["ModelFolder"]
 
@@ -54,6 +55,7 @@ class ModelFolder:
             content = json.loads(text)
         except (ValueError, RecursionError) as error:  # numbers of thousands of digits and deep nesting are no better
             reason = str(error).split(";")[0]
+            reason = instead_of_data(self.path / file) or reason
             raise ModelError(f"{self.name}: {file} in {self.path} is not valid JSON: {reason}") from None
         if not isinstance(content, dict):
             raise ModelError(f"{self.name}: {file} in {self.path} holds {shorten(content)}, not an object")

@@ -18,6 +18,7 @@ from typing import Any
 
 from visavis.errors import ModelError, shorten
 from visavis.families.folder import ModelFolder
+from visavis.weight_files import check_weight_files
 
 __all__ = ["BUNDLED", "Announce", "fetch_weights", "resolve_model"]
 
@@ -70,12 +71,17 @@ def resolve_model(model: str | Path | None = None, *, weights: bool = False, cod
 
 
 def fetch_weights(folder: ModelFolder, announce: Announce | None = None) -> None:
-    """Brings a hub model's weights into its cached folder; nothing to do for local folders.
+    """Brings a hub model's weights into its cached folder; of a local folder, looks whether they are weights at all.
 
     The size is announced (default: on stderr) before anything large is fetched. Raises ModelError.
     """
-    if folder.repo_id is None or _weights_complete(folder.path):
-        return
+    if folder.repo_id is not None and not _weights_complete(folder.path):
+        _fetch_weights(folder, announce)
+    check_weight_files(folder.path)
+
+
+def _fetch_weights(folder: ModelFolder, announce: Announce | None) -> None:
+    assert folder.repo_id is not None  # as the only caller saw
     revision = folder.path.name  # snapshots are named by commit, so weights and config cannot come apart
     sizes = _weight_sizes(folder.repo_id, revision)
     patterns = ("*.safetensors",) if any(f.endswith(".safetensors") for f in sizes) else ("*.bin", "*.pt")
