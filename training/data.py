@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import multiprocessing
 import os
 import random
@@ -16,10 +17,11 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from training import tokenizer as bpe
 from training import words
 from training.config import CELL
-from training.packing import Blocks, Grid, cell_targets, questions_for
+from training.packing import Blocks, Cells, Grid, cell_targets, questions_for
 from training.screen import Screen, generate
 
 SMALLEST, LARGEST = 8, 32  # cells a side: 224 to 896 px
+EXACT = 0.2  # share of screens that need no resize, as some real ones
 
 
 @dataclass(slots=True)
@@ -29,10 +31,13 @@ class Batch:
     images: torch.Tensor
     edges: torch.Tensor
     chars: torch.Tensor
+    first: torch.Tensor
+    ring: torch.Tensor
     ids: torch.Tensor
     start: torch.Tensor
     stop: torch.Tensor
     gaze: torch.Tensor
+    letter: torch.Tensor
     locate: torch.Tensor
     box: torch.Tensor
     ground: torch.Tensor
@@ -62,74 +67,83 @@ def draw_grid(rng: random.Random, progress: float) -> tuple[int, int]:
     return rng.randint(SMALLEST, top), rng.randint(SMALLEST, top)
 
 
+@dataclass(slots=True)
+class Drawn:
+    """Screens of one size with everything that does not depend on the questions; arrays as in ``Batch``."""
+
+    screens: list[Screen]
+    grids: list[Grid]
+    images: torch.Tensor
+    cells: dict[str, torch.Tensor]
+
+
+def draw(rng: random.Random, split: str, serial: int, count: int, rows: int, columns: int) -> Drawn:
+    """``count`` screens of a split, their seeds counted from ``serial``."""
+    screens = []
+    for i in range(count):
+        exact = rng.random() < EXACT
+        sides = [n * CELL if exact else draw_side(rng, n) for n in (columns, rows)]
+        screens.append(generate(serial + i, split, *sides))
+    grids = [Grid.of(s, rows, columns) for s in screens]
+    images = torch.from_numpy(np.stack([resized(s, rows, columns) for s in screens]))
+    targets = [cell_targets(s, g) for s, g in zip(screens, grids, strict=True)]
+    cells = {f.name: torch.from_numpy(np.stack([getattr(t, f.name) for t in targets])) for f in fields(Cells)}
+    for s in screens:
+        s.image = None  # type: ignore[assignment]
+    return Drawn(screens, grids, images, cells)
+
+
+def ask_about(rng: random.Random, drawn: Drawn, questions: int, reading: float) -> Batch:
+    """Fresh questions about drawn screens."""
+    vocab = bpe.load()
+    packed = [
+        questions_for(rng, s, g, questions, vocab, reading) for s, g in zip(drawn.screens, drawn.grids, strict=True)
+    ]
+    arrays = {f.name: np.stack([getattr(b, f.name) for b in packed]) for f in fields(Blocks)}
+    longest = -(-int(arrays["stop"].max()) // 8) * 8
+    arrays |= {n: arrays[n][:, :, :longest] for n in ("ids", "gaze", "letter")}
+    tensors = {k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in arrays.items()}
+    return Batch(images=drawn.images.clone(), **{k: v.clone() for k, v in drawn.cells.items()}, **tensors)
+
+
 class Screens(IterableDataset):
-    """Endless batches. ``progress`` is shared with the trainer and runs from 0 to 1."""
+    """Endless batches. ``progress`` is shared with the trainer and runs from 0 to 1; ``part`` of ``parts`` trainers."""
 
     def __init__(
-        self,
-        seed: int,
-        cells: int,
-        questions: int,
-        progress: multiprocessing.sharedctypes.Synchronized,
-        invented: float = 0.0,
+        self, seed: int, o: argparse.Namespace, progress: multiprocessing.sharedctypes.Synchronized, part: int = 0
     ) -> None:
-        self.seed, self.cells, self.questions, self.progress = seed, cells, questions, progress
-        self.invented = invented
+        self.seed, self.progress, self.part = seed, progress, part
+        self.cells, self.questions, self.reading, self.invented = o.cells, o.questions, o.reading, o.invented
+        self.grown = o.init is not None  # a model that can see already needs no small screens first
 
     def __iter__(self) -> Iterator[Batch]:
         os.environ["TOKENIZERS_PARALLELISM"] = "false"
         words.invented_share = self.invented
         torch.set_num_threads(1)
         info = get_worker_info()
-        number = info.id if info else 0
+        number = (info.id + self.part * info.num_workers) if info else self.part
         rng = random.Random(f"{self.seed}-{number}")
         serial = self.seed * 1_000_000_000 + number * 10_000_000
-        waiting: list[tuple] = []
+        waiting: list[Drawn] = []
         while True:
-            rows, columns = draw_grid(rng, self.progress.value)
-            screens = []
-            for _ in range(max(4, min(128, self.cells // (rows * columns)))):
-                serial += 1
-                exact = rng.random() < 0.35  # many real screens are not, these need no resize
-                sides = [n * CELL if exact else draw_side(rng, n) for n in (columns, rows)]
-                screens.append(generate(serial, "train", *sides))
-            grids = [Grid.of(s, rows, columns) for s in screens]
-            images = torch.from_numpy(np.stack([resized(s, rows, columns) for s in screens]))
-            targets = [cell_targets(s, g) for s, g in zip(screens, grids, strict=True)]
-            edges = torch.from_numpy(np.stack([t[0] for t in targets]))
-            chars = torch.from_numpy(np.stack([t[1] for t in targets]))
-            for s in screens:
-                s.image = None  # type: ignore[assignment]
-            drawn = (screens, grids, images, edges, chars)
-            yield self._asked(rng, drawn)
+            rows, columns = draw_grid(rng, 1.0 if self.grown else self.progress.value)
+            count = max(4, min(128, self.cells // (rows * columns)))
+            drawn = draw(rng, "train", serial, count, rows, columns)
+            serial += count
+            yield ask_about(rng, drawn, self.questions, self.reading)
             waiting.append(drawn)
             if len(waiting) > 4:
-                yield self._asked(rng, waiting[2])
-                yield self._asked(rng, waiting.pop(0))
-
-    def _asked(self, rng: random.Random, drawn: tuple) -> Batch:
-        screens, grids, images, edges, chars = drawn
-        vocab = bpe.load()
-        packed = [questions_for(rng, s, g, self.questions, vocab) for s, g in zip(screens, grids, strict=True)]
-        arrays = {f.name: np.stack([getattr(b, f.name) for b in packed]) for f in fields(Blocks)}
-        longest = -(-int(arrays["stop"].max()) // 8) * 8
-        arrays["ids"], arrays["gaze"] = arrays["ids"][:, :, :longest], arrays["gaze"][:, :, :longest]
-        tensors = {k: torch.from_numpy(np.ascontiguousarray(v)) for k, v in arrays.items()}
-        return Batch(images=images.clone(), edges=edges.clone(), chars=chars.clone(), **tensors)
+                yield ask_about(rng, waiting[2], self.questions, self.reading)
+                yield ask_about(rng, waiting.pop(0), self.questions, self.reading)
 
 
-def _as_is(batches: list[Batch]) -> Batch:
-    return batches[0]
-
-
-def loader(seed: int, cells: int, questions: int, progress: object, workers: int, invented: float = 0.0) -> DataLoader:
-    """Batches from ``workers`` processes, pinned."""
-    data = Screens(seed, cells, questions, progress, invented)  # type: ignore[arg-type]
+def loader(seed: int, o: argparse.Namespace, progress: object, part: int = 0) -> DataLoader:
+    """Batches from ``o.workers`` processes, pinned."""
     return DataLoader(
-        data,
+        Screens(seed, o, progress, part),  # type: ignore[arg-type]
         batch_size=None,
-        num_workers=workers,
-        prefetch_factor=3 if workers else None,
+        num_workers=o.workers,
+        prefetch_factor=3 if o.workers else None,
         pin_memory=torch.cuda.is_available(),
-        multiprocessing_context="fork" if workers else None,
+        multiprocessing_context="fork" if o.workers else None,
     )

@@ -93,7 +93,7 @@ class Answerer:
         self.image_id = self.vocab.token_to_id("<|image_pad|>")
 
     @torch.inference_mode()
-    def __call__(self, batch: list[Case], max_new_tokens: int = 48) -> list[str]:
+    def __call__(self, batch: list[Case], max_new_tokens: int = 64) -> list[str]:
         """Greedy answers to several cases at once (left padding)."""
         rows, grids, patches = [], [], []
         for case in batch:

@@ -16,13 +16,18 @@ from torch import Tensor, nn
 from training.config import Shape
 from training.data import Batch
 from training.model import Layout, Model, Trace
-from training.packing import CHAR_COLUMNS, CHAR_ROWS
+from training.packing import CHAR_COLUMNS, CHAR_ROWS, LONGEST, RING, SKIP
 from training.parts import Linear
 
 CHAR_CLASSES = 96
-FIND, FOLLOW = (2, 0), (3, 2)  # layer and query head of the two supervised attention heads
-PLACE_LAYER, BOX_LAYER = 1, 3
-WEIGHTS = {"answer": 1.0, "chars": 1.0, "edges": 0.5, "on": 0.2, "place": 0.5, "box": 1.0, "find": 0.15, "follow": 0.15}
+# Layer and query head of supervised attention: one finds the element, the others follow its text (both groups of keys).
+FIND, FOLLOW = (2, 0), ((3, 2), (4, 0), (4, 2))
+COUNT_LAYER, PLACE_LAYER, BOX_LAYER = 1, 1, 3
+COUNTED = 26  # letters of a caption that are counted: at most 24
+LETTERS = 2.0  # weight of a letter in the answer's loss beside a digit
+Z_LOSS = 2e-3
+WEIGHTS = {"answer": 1.0, "z": 1.0, "chars": 0.7, "ring": 0.5, "first": 0.2, "edges": 0.5, "on": 0.2, "place": 0.5}
+WEIGHTS |= {"box": 1.0, "find": 0.15, "follow": 0.3, "count": 0.1}
 
 
 class Helpers(nn.Module):
@@ -34,6 +39,9 @@ class Helpers(nn.Module):
         self.cell = Linear(s.hidden, 5)
         self.place = Linear(s.hidden, 4)
         self.box = Linear(s.hidden, 4)
+        self.first = Linear(s.hidden, CHAR_ROWS * (LONGEST + 1))
+        self.ring = Linear(s.hidden, CHAR_ROWS * RING * CHAR_CLASSES)
+        self.count = Linear(s.hidden, COUNTED)
 
 
 class Taught(nn.Module):
@@ -78,12 +86,17 @@ def _looks(trace: Trace, where: tuple[int, int], index: Tensor, target: Tensor, 
     return (loss * has).sum() / has.sum().clamp(min=1)
 
 
+def _classes(logits: Tensor, target: Tensor) -> Tensor:
+    """Mean cross-entropy of sparse classes: 0 means nothing there and weighs 0.05, ``SKIP`` nothing at all."""
+    target = target.flatten().long()
+    skip = target == SKIP
+    each = F.cross_entropy(logits.float(), target.masked_fill(skip, 0), reduction="none")
+    weight = torch.where(target > 0, 1.0, 0.05).masked_fill(skip, 0.0)
+    return (each * weight).sum() / weight.sum()
+
+
 def _cell_losses(helpers: Helpers, cells: Tensor, batch: Batch) -> dict[str, Tensor]:
     rows, columns = batch.images.shape[1] // 28, batch.images.shape[2] // 28
-    target = batch.chars.flatten().long()
-    logits = helpers.chars(cells).view(-1, CHAR_CLASSES)
-    each = F.cross_entropy(logits.float(), target, reduction="none")
-    weight = torch.where(target > 0, 1.0, 0.05)
     on = ~batch.edges[..., 0].isnan()
     y = torch.arange(rows, device=cells.device).repeat_interleave(columns) + 0.5
     x = torch.arange(columns, device=cells.device).repeat(rows) + 0.5
@@ -91,7 +104,9 @@ def _cell_losses(helpers: Helpers, cells: Tensor, batch: Batch) -> dict[str, Ten
     guess = helpers.cell(cells).float()
     gap = F.smooth_l1_loss(guess[..., :4], offsets.asinh(), reduction="none", beta=0.1).sum(-1)
     return {
-        "chars": (each * weight).sum() / weight.sum(),
+        "chars": _classes(helpers.chars(cells).view(-1, CHAR_CLASSES), batch.chars),
+        "ring": _classes(helpers.ring(cells).view(-1, CHAR_CLASSES), batch.ring),
+        "first": _classes(helpers.first(cells).view(-1, LONGEST + 1), batch.first),
         "edges": (gap * on).sum() / on.sum().clamp(min=1),
         "on": F.binary_cross_entropy_with_logits(guess[..., 4], on.float()),
     }
@@ -105,7 +120,11 @@ def losses(
     rows, columns = batch.images.shape[1] // 28, batch.images.shape[2] // 28
     index, target = answer_positions(batch)
     logits = model.logits(last.flatten(0, 2)[index]).float()
-    out = {"answer": F.cross_entropy(logits, target)}
+    letter = batch.letter.flatten()[index + 1].long()
+    weight = torch.where(letter >= 0, LETTERS, 1.0)
+    each = F.cross_entropy(logits, target, reduction="none")
+    # logits near log-probabilities: bf16 keeps neighbours apart there, at 30 it rounds to an eighth
+    out = {"answer": (each * weight).sum() / weight.sum(), "z": Z_LOSS * logits.logsumexp(-1).square().mean()}
     out |= _cell_losses(helpers, trace.cells, batch)
 
     lead = head.numel()
@@ -123,7 +142,9 @@ def losses(
     spots = _inside(batch.locate.flatten(0, 1)[block], rows, columns).any(1)
     out["find"] = _looks(trace, FIND, index, spots, lead, at)
     follow = _inside(batch.gaze.flatten(0, 2)[index + 1], rows, columns)
-    out["follow"] = _looks(trace, FOLLOW, index, follow, lead, at)
+    out["follow"] = torch.stack([_looks(trace, w, index, follow, lead, at) for w in FOLLOW]).mean()
+    counted = helpers.count(trace.hidden[COUNT_LAYER][at.b * at.p :][index]).float()
+    out["count"] = F.cross_entropy(counted, letter.clamp(max=COUNTED - 1), ignore_index=-1)
 
     with torch.no_grad():
         right = logits.argmax(-1) == target

@@ -125,9 +125,9 @@ class Optimizer:
 
 
 def rate(progress: float) -> float:
-    """Share of the peak learning rate: 1.5 % warm-up, flat to 45 %, then straight down to 1 % of the peak."""
+    """Share of the peak learning rate: 1.5 % warm-up, flat to 35 %, then straight down to nothing."""
     if progress < 0.015:
         return max(0.02, progress / 0.015)
-    if progress < 0.45:
+    if progress < 0.35:
         return 1.0
-    return max(0.01, 1 - (progress - 0.45) / 0.55)
+    return max(0.0, (1 - progress) / 0.65)

@@ -1,7 +1,8 @@
 """Questions about a screen and their answers, for both tasks.
 
 Grounding: ``<|object_ref_start|>name<|object_ref_end|><|box_start|>(x1,y1),(x2,y2)<|box_end|>``, the box in 0–1000 of
-the original image. Reading: the caption alone. Questions hold no special tokens: a box in a question is plain text.
+the original image, in steps of ``LATTICE``. Reading: the caption alone. Questions hold no special tokens: a box in a
+question is plain text, to the thousandth.
 """
 
 from __future__ import annotations
@@ -75,6 +76,10 @@ BY_KIND: dict[str, tuple[str, ...]] = {
 }
 
 
+# Answers' coordinates are multiples of this many thousandths: finer digits would be guesses among near equals.
+LATTICE = 5
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """One supervised pair. ``expected_box`` is in pixels of the original screen, or None for reading."""
@@ -93,8 +98,8 @@ def thousandths(box: tuple[int, int, int, int], width: int, height: int) -> tupl
 
 
 def ground_answer(name: str, box: tuple[int, int, int, int]) -> str:
-    """The answer of a grounding question, for a box in 0–1000."""
-    x1, y1, x2, y2 = box
+    """The answer of a grounding question, for a box in 0–1000, which is rounded to the lattice."""
+    x1, y1, x2, y2 = ((v + LATTICE // 2) // LATTICE * LATTICE for v in box)
     start, end = "<|object_ref_start|>", "<|object_ref_end|>"
     return f"{start}{name}{end}<|box_start|>({x1},{y1}),({x2},{y2})<|box_end|>"
 
@@ -128,15 +133,15 @@ def read(rng: random.Random, screen: Screen, index: int, plain: bool = False) ->
     return Question("read", frame.format(*box), element.text, index, None)
 
 
-def ask(rng: random.Random, screen: Screen, count: int) -> list[Question]:
-    """``count`` questions about a screen, both tasks mixed, each element as often as any other."""
+def ask(rng: random.Random, screen: Screen, count: int, reading: float = 0.5) -> list[Question]:
+    """``count`` questions about a screen, each element as often as any other; ``reading`` is that task's share."""
     order = list(range(len(screen.elements)))
     rng.shuffle(order)
     out = []
     for i in range(count):
         index = order[i % len(order)]
         readable = bool(screen.elements[index].text)
-        if readable and (rng.random() < 0.5):
+        if readable and rng.random() < reading:
             out.append(read(rng, screen, index))
         else:
             out.append(ground(rng, screen, index))

@@ -15,6 +15,13 @@ Box = tuple[int, int, int, int]
 Colour = tuple[int, int, int]
 
 
+# Text sizes of a screen, px; training sees small ones more often, since they are the hard ones.
+SIZES = {
+    "train": (10, 10, 10, 11, 11, 11, 12, 12, 12, 13, 13, 14, 14, 15, 16, 16, 17, 18, 19, 20, 22, 24),
+    "eval": (10, 11, 12, 12, 13, 13, 14, 14, 15, 16, 16, 17, 18, 19, 20, 22, 24),
+}
+
+
 @dataclass(frozen=True, slots=True)
 class TextAt:
     """Where a caption was drawn, in pixels: centre x of every character, middle y, font size."""
@@ -100,7 +107,7 @@ class Canvas:
         self.draw = ImageDraw.Draw(self.image)
         family = rng.choice(fonts.families(split))
         self.files = family.files
-        self.size = rng.choice((10, 11, 12, 12, 13, 13, 14, 14, 15, 16, 16, 17, 18, 19, 20, 22, 24))
+        self.size = rng.choice(SIZES[split])
         self.radius = rng.choice((0, 0, 2, 3, 4, 6, 8, 12))
         self.pad = rng.randint(3, 10)
         self.gap = rng.randint(4, 16)
@@ -187,7 +194,7 @@ def generate(
 ) -> Screen:
     """One screen, the same for the same arguments. 3 to 25 elements.
 
-    ``split`` ("train" or "eval") chooses fonts, layouts and dictionary; ``lexicon`` another dictionary.
+    ``split`` ("train" or "eval") chooses fonts, layouts and dictionary; ``lexicon`` another one ("interface" too).
     """
     from training import held_out, layouts  # they draw on a Canvas
 

@@ -70,6 +70,11 @@ def dictionary(split: str) -> tuple[str, ...]:
     return tuple(w for i, w in enumerate(words) if (i % 6 == 0) == (split == "eval"))
 
 
+@lru_cache(maxsize=1)
+def _held_out() -> frozenset[str]:
+    return frozenset(dictionary("eval"))
+
+
 def _cased(rng: random.Random, words: list[str]) -> str:
     style = rng.random()
     if style < 0.45:
@@ -81,19 +86,64 @@ def _cased(rng: random.Random, words: list[str]) -> str:
     return " ".join(words).upper()
 
 
-def invented(rng: random.Random) -> str:
-    """A pronounceable word of no language: two to ten letters."""
+@lru_cache(maxsize=1)
+def _followers() -> dict[str, str]:
+    """Which letters follow two letters in training words, as often as they do; a blank begins and ends a word."""
+    seen: dict[str, list[str]] = {}
+    for w in dictionary("train"):
+        padded = f"  {w} "
+        for i in range(2, len(padded)):
+            seen.setdefault(padded[i - 2 : i], []).append(padded[i])
+    return {k: "".join(v) for k, v in seen.items()}
+
+
+def _lookalike(rng: random.Random) -> str:
+    """A word of the dictionary's letter statistics (a Markov chain over three letters): two to thirteen letters."""
+    follow = _followers()
+    while True:
+        text = "  "
+        while len(text) == 2 or text[-1] != " ":
+            text += rng.choice(follow[text[-2:]])
+        if 2 <= len(text.strip()) <= 13:
+            return text.strip()
+
+
+def _syllables(rng: random.Random) -> str:
     parts = []
     for _ in range(rng.choice((1, 2, 2, 3))):
         parts += [rng.choice(ONSETS), rng.choice(NUCLEI), rng.choice(CODAS)]
     return "".join(parts)[:10]
 
 
+def invented(rng: random.Random) -> str:
+    """A new word, never one of the held-out dictionary: 60 % look English, 25 % can be spoken, 15 % cannot."""
+    while True:
+        kind = rng.random()
+        if kind < 0.6:
+            text = _lookalike(rng)
+        elif kind < 0.85:
+            text = _syllables(rng)
+        else:
+            text = "".join(rng.choices(string.ascii_lowercase, k=rng.randint(2, 9)))
+        if text not in _held_out():
+            return text
+
+
+@lru_cache(maxsize=1)
+def _interface_words() -> tuple[str, ...]:
+    """The longer words of the interface phrases, lower-case."""
+    return tuple(sorted({w for p in PHRASES for w in p.lower().split() if len(w) > 3 and w.isalpha()}))
+
+
 def word(rng: random.Random, split: str) -> str:
     """One lower-case dictionary word; held-out screens take half of theirs from the training words.
 
-    On training screens a share of ``invented_share`` is made up instead (0 for the weights that are shipped).
+    The split "interface" knows the words of interface phrases only.
+
+    On training screens a share of ``invented_share`` is made up instead.
     """
+    if split == "interface":
+        return rng.choice(_interface_words())
     if invented_share and split == "train" and rng.random() < invented_share:
         return invented(rng)
     return rng.choice(dictionary("train" if split == "train" or rng.random() < 0.5 else "eval"))
@@ -138,6 +188,8 @@ def _number(rng: random.Random) -> str:
 
 def caption(rng: random.Random, split: str) -> str:
     """The visible text of one element: 1 to 24 characters of printable ASCII."""
+    if split == "interface":
+        return rng.choice((*CONCEPTS, *PHRASES)) if rng.random() < 0.9 else _number(rng)
     for _ in range(20):
         kind = rng.random()
         if kind < 0.10:

@@ -69,21 +69,57 @@ def test_fonts_layouts_and_held_out_words_are_disjoint() -> None:
 def test_boxes_are_thousandths_of_the_original() -> None:
     box = thousandths((573, 12, 591, 39), 1000, 500)
     assert box == (573, 24, 591, 78)
-    assert ground_answer("language switch", box) == (
-        "<|object_ref_start|>language switch<|object_ref_end|><|box_start|>(573,24),(591,78)<|box_end|>"
+
+
+def test_answers_give_boxes_in_steps_of_five_thousandths() -> None:
+    # halves cannot occur: 572 and 573 lie 2 from 570 and 575
+    assert ground_answer("language switch", (572, 24, 573, 1000)) == (
+        "<|object_ref_start|>language switch<|object_ref_end|><|box_start|>(570,25),(575,1000)<|box_end|>"
     )
+    assert ground_answer("a", (0, 2, 3, 997)).endswith("(0,0),(5,995)<|box_end|>")
 
 
 @needs_fonts
 def test_questions_hold_no_special_tokens_and_cover_both_tasks() -> None:
     asked = ask(random.Random(3), draw("train", 3), 40)
     assert {q.task for q in asked} == {"ground", "read"}
+    assert {q.task for q in ask(random.Random(3), draw("train", 3), 40, reading=0.0)} == {"ground"}
     assert not any("<|" in q.text for q in asked)
 
 
-def test_invented_words_are_short_and_off_by_default() -> None:
+def test_invented_words_are_short_new_and_off_by_default() -> None:
     rng = random.Random(1)
-    made = [words.invented(rng) for _ in range(200)]
-    assert all(w.isascii() and w.isalpha() and w.islower() and len(w) <= 10 for w in made)
+    made = [words.invented(rng) for _ in range(2000)]
+    assert all(w.isascii() and w.isalpha() and w.islower() and len(w) <= 13 for w in made)
+    assert not set(made) & set(words.dictionary("eval"))
+    known = set(words.dictionary("train"))
+    assert sum(w in known for w in made) < 400  # some short ones are words all the same
     assert words.invented_share == 0.0
-    assert words.word(rng, "train") in words.dictionary("train")
+    assert words.word(rng, "train") in known
+
+
+def test_interface_captions_hold_no_dictionary_words() -> None:
+    rng = random.Random(1)
+    known = {*words.PHRASES, *words.CONCEPTS}
+    made = [words.caption(rng, "interface") for _ in range(300)]
+    assert all(c in known or any(x.isdigit() for x in c) for c in made)
+    said = {w for p in words.PHRASES for w in p.lower().split()} | set(words.BODY)
+    assert set(words.sentence(rng, "interface", 50).lower().split()) <= said
+
+
+@needs_fonts
+def test_samples_are_drawn_as_shipped() -> None:
+    import json
+
+    from PIL import Image
+
+    from training.config import SAMPLES
+    from training.samples import PLAN
+
+    shipped = json.loads((SAMPLES / "samples.json").read_text())["samples"]
+    assert len(shipped) == len(PLAN) == 12
+    for (seed, width, height, task), sample in zip(PLAN, shipped, strict=True):
+        screen = generate(seed, "eval", width, height, max(4, width * height // 26000), "interface")
+        with Image.open(SAMPLES / f"{sample['id']}.png") as image:
+            assert image.tobytes() == screen.image.tobytes()
+        assert sample["task"] == task

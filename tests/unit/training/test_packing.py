@@ -12,7 +12,7 @@ from PIL import Image
 
 from training import tokenizer as bpe
 from training.config import END, TURN
-from training.packing import Grid, blocks, cell_targets
+from training.packing import LONGEST, SKIP, Grid, blocks, cell_targets, spell
 from training.questions import GROUND, Question, ground_answer
 from training.screen import Element, Screen, TextAt
 
@@ -55,6 +55,9 @@ def test_only_answer_tokens_are_supervised() -> None:
         assert vocab.decode(ids[: b.start[i]], skip_special_tokens=False) == q.text + TURN
         assert vocab.decode(ids[b.start[i] : b.stop[i]], skip_special_tokens=False) == q.answer + END
         assert not any(ids[b.stop[i] :])
+        assert [j for j in range(len(ids)) if b.letter[i, j] >= 0] == [
+            j for j in range(len(ids)) if b.gaze[i, j, 0] >= 0 and vocab.id_to_token(ids[j]) in ("A", "b")
+        ]
     np.testing.assert_allclose(b.box[0], (0.25, 0.125, 0.5, 0.25))
 
 
@@ -67,8 +70,9 @@ def test_gaze_follows_letters_then_corners() -> None:
             tuple(b.gaze[0, j].tolist())
         )
     assert spots["<|object_ref_start|>"] == [(-1, -1, -1, -1)]
-    first_letter = spots["Ab"][0] if "Ab" in spots else spots["A"][0]
-    assert first_letter[:2] == (1, 2)
+    assert spots["A"] == [(1, 2, 1, 2)]
+    assert spots["b"] == [(1, 3, 1, 3)]
+    assert b.letter[0][b.letter[0] >= 0].tolist() == [0, 1]
     # 250,125 look at the top left cell (row 1, column 2), 500,250 at the bottom right one (row 1, column 3)
     assert (1, 2, 1, 2) in spots["1"]
     assert spots["0"][0] == (1, 2, 1, 2)
@@ -76,7 +80,8 @@ def test_gaze_follows_letters_then_corners() -> None:
 
 
 def test_cells_know_their_element_and_characters() -> None:
-    edges, chars = cell_targets(one_button(), Grid(8, 8, 1.0, 1.0))
+    cells = cell_targets(one_button(), Grid(8, 8, 1.0, 1.0))
+    edges, chars = cells.edges, cells.chars
     on = ~np.isnan(edges[:, 0])
     assert on.nonzero()[0].tolist() == [8 + 2, 8 + 3]
     np.testing.assert_allclose(edges[10], (2, 1, 4, 2))
@@ -84,3 +89,24 @@ def test_cells_know_their_element_and_characters() -> None:
     assert chars[10].reshape(2, 14)[1, 7] == ord("A") - 32
     assert (chars[10] > 0).sum() == 1
     assert (chars > 0).sum() == 2
+    # "b" is the second character of its text: first is one more than its place, and ring keeps it in slot 1
+    assert cells.first[11].tolist() == [0, 2]
+    assert cells.ring[11].reshape(2, 8)[1].tolist() == [0, ord("b") - 32, 0, 0, 0, 0, 0, 0]
+
+
+def test_the_far_end_of_long_texts_is_not_asked() -> None:
+    screen = one_button()
+    text = "x" * (LONGEST + 1)
+    xs = tuple(3.0 + 6 * i for i in range(len(text)))
+    screen.texts = [(text, TextAt(xs, 100.0, 10))]
+    cells = cell_targets(screen, Grid(8, 8, 1.0, 1.0))
+    assert (cells.ring == SKIP).sum() == 1
+    assert (cells.chars > 0).sum() == len(text)
+
+
+def test_captions_are_spelled_letter_by_letter() -> None:
+    vocab = bpe.load()
+    text = "Save as PDF (42%) ~"
+    ids = spell(text, vocab)
+    assert len(ids) == len(text)
+    assert vocab.decode(ids) == text
