@@ -81,17 +81,15 @@ def for_vllm(prompt: Prompt) -> dict[str, Any]:
 def for_sglang(prompt: Prompt) -> dict[str, Any]:
     """Keyword arguments of SGLang's `Engine.generate`: expanded ids, and images and videos as processor output, which
     SGLang neither resizes nor expands again, with our positions. One entry holds all images, one all videos, as it
-    asks. Images of the `generic` family are the originals: SGLang runs the same processor as we did."""
+    asks. A `generic` prompt with images is its text and the originals, since SGLang runs the processor as we did and some
+    of its processors take no ids; the ids it then saw are compared with ours."""
     inputs: dict[str, Any] = {"input_ids": list(prompt.token_ids)}
     if not prompt.media:
         return inputs
     if prompt.patch_rule is None:
         from PIL import Image
 
-        return {
-            "input_ids": list(prompt.canonical_ids),
-            "image_data": [Image.fromarray(m.pixels) for m in prompt.media],
-        }
+        return {"text": prompt.text, "image_data": [Image.fromarray(m.pixels) for m in prompt.media]}
     import torch
 
     made = _visual_inputs([prompt])
