@@ -15,6 +15,7 @@ __all__ = ["EngineConfig", "EngineSettings"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 KERNELS = ("auto", "torch", "compiled")
+QUANTIZATIONS = ("int8",)
 DEFAULT_MAX_NUM_SEQS = 64
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 4096
 DEFAULT_ENCODER_CACHE_BYTES = 256 << 20
@@ -40,6 +41,7 @@ class EngineConfig:
     threads: int | None = None  # CPU threads, for the whole process (torch has one pool)
     enable_prefix_caching: bool = True  # beginnings computed before are read from the KV cache
     encoder_cache_bytes: int = DEFAULT_ENCODER_CACHE_BYTES  # outputs of the vision tower kept for later; 0: none
+    quantization: str | None = None  # int8: the decoder's matrices, one scale a row, made at load (CPU)
     kernels: str = "auto"  # auto, torch (the plain reference), or compiled (an error where that cannot be had)
 
     def resolve(self, model: ModelConfig) -> EngineSettings:
@@ -52,6 +54,11 @@ class EngineConfig:
             raise OptionError(f"kernels {shorten(self.kernels)} is not known; give {', '.join(KERNELS)}")
         _check_positive("encoder_cache_bytes", self.encoder_cache_bytes, least=0)
         _check_bool("enable_prefix_caching", self.enable_prefix_caching)
+        if self.quantization is not None and self.quantization not in QUANTIZATIONS:
+            raise OptionError(
+                f"quantization {shorten(self.quantization)} is not known to the native engine; "
+                f"it makes {', '.join(QUANTIZATIONS)} at load"
+            )
         if self.num_blocks is not None and self.kv_cache_bytes is not None:
             raise OptionError("num_blocks and kv_cache_bytes both size the KV cache; give one of them")
         device = _device(self.device)
@@ -81,6 +88,7 @@ class EngineConfig:
             threads=self.threads,
             enable_prefix_caching=self.enable_prefix_caching,
             encoder_cache_bytes=self.encoder_cache_bytes,
+            quantization=self.quantization,
             kernels=self.kernels,
         )
 
@@ -101,6 +109,7 @@ class EngineSettings:
     threads: int | None
     enable_prefix_caching: bool
     encoder_cache_bytes: int
+    quantization: str | None
     kernels: str
 
     def block_bytes(self, model: ModelConfig) -> int:

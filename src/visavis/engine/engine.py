@@ -78,7 +78,7 @@ class NativeEngine:
         device, dtype = self.settings.device, self.settings.dtype
         with torch.inference_mode():
             report("compile", time.perf_counter() - begin)
-            kernels = choose_kernels(self.model_config, device, dtype, self.settings.kernels)
+            kernels = choose_kernels(self.model_config, self.settings)
             self.kernels = kernels.description
             self.compile_s = time.perf_counter() - begin
             report("load", self.compile_s)
@@ -88,6 +88,7 @@ class NativeEngine:
             stored_head = load_weights(Path(model_path), weights, tied=self.model_config.tie_word_embeddings)
             if stored_head is not None:
                 model.lm_head = stored_head
+            kernels.weights_loaded(model)
             c = self.model_config
             self.num_blocks = self.settings.kv_blocks(c)
             self.max_model_len = min(self.settings.max_model_len, self.num_blocks * self.settings.block_size)
@@ -101,7 +102,7 @@ class NativeEngine:
                 dtype=dtype,
             )
             self.encoder = VisionEncoder(tower, self.settings.encoder_cache_bytes) if tower is not None else None
-            rope = RotaryEmbedding(c.rope, c.head_dim, device, dtype)
+            rope = RotaryEmbedding(c.rope, c.head_dim, device, kernels.activation_dtype)
             self.runner = Runner(model, self.encoder, rope, kernels, cache, self.settings.max_num_seqs)
         self.pool = BlockPool(
             self.num_blocks, self.settings.block_size, enable_prefix_caching=self.settings.enable_prefix_caching

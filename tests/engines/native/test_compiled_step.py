@@ -9,6 +9,7 @@ import sys
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -16,6 +17,8 @@ from visavis.engine.kernels.base import AttentionRow
 from visavis.engine.kernels.cpu.arena import Arena
 from visavis.engine.kernels.cpu.build import BuildError, find_library
 from visavis.engine.kernels.cpu.decode_step import CpuDecodeStep, unsupported
+from visavis.engine.kernels.cpu.library import Workers
+from visavis.engine.kernels.cpu.packed import PackedWeight
 from visavis.engine.kv_cache import KVCache
 from visavis.engine.model_config import ModelConfig
 
@@ -61,7 +64,9 @@ class Weights:
             return made.copy_(torch.randn(shape, generator=generator) * std)
 
         def linear(n: int, k: int, bias: bool = False) -> Any:
-            return SimpleNamespace(weight=weight(n, k), bias=weight(n) if bias else None)
+            made = SimpleNamespace(weight=weight(n, k), bias=weight(n) if bias else None)
+            made.packed = PackedWeight.pack(made.weight, made.bias, arena.empty)
+            return made
 
         def norm(n: int) -> Any:
             return SimpleNamespace(weight=(torch.rand(n, generator=generator) + 0.5).to(dtype))
@@ -80,6 +85,11 @@ class Weights:
         ]
         self.norm = norm(c.hidden_size)
         self.lm_head = weight(c.vocab_size, c.hidden_size)
+        self.head = PackedWeight.pack(self.lm_head, None, arena.empty)
+
+    def step(self, cache: KVCache, threads: int, max_batch: int) -> CpuDecodeStep:
+        workers = Workers(threads, self.config.num_layers)
+        return CpuDecodeStep(self.config, self.layers, self.norm, self.head, cache, workers, max_batch)
 
     def reference(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, past: list[list[tuple[torch.Tensor, torch.Tensor]]]
@@ -160,13 +170,11 @@ def test_step_equals_float64_arithmetic(shape: tuple[int, int, int, int, int, bo
             held = torch.randn(length - 1, 2 * config.num_kv_heads, config.head_dim, generator=generator).to(dtype)
             cache.data[layer, slots] = held
             past[layer].append(tuple(held.chunk(2, dim=1)))
-    step = CpuDecodeStep(
-        config, weights.layers, weights.norm, weights.lm_head, cache, threads=threads, max_batch=len(rows)
-    )
+    step = weights.step(cache, threads, max_batch=len(rows))
     x = torch.randn(len(rows), config.hidden_size, generator=generator)
     angles = torch.rand(len(rows), config.head_dim // 2, generator=generator) * 6
     expected = weights.reference(x, angles.cos(), angles.sin(), past)
-    got = step(x.clone(), angles.cos(), angles.sin(), rows)
+    got = step(x.clone(), angles.cos().numpy(), angles.sin().numpy(), rows)
     step.close()
     # float32 sums of float32 or widened bfloat16 values. Attention scores here reach tens, so their rounding (6e-8 of
     # them) comes out of the softmax as some 1e-6, and as 1e-5 on a processor with 4 lanes and no fused multiply-add. In
@@ -181,10 +189,10 @@ def test_many_batches_of_changing_size_give_the_same_as_alone() -> None:
     config = _config(4, 2, 32, 64, 96, False)
     weights = Weights(config, torch.float32, seed=3)
     cache = KVCache(2, 64, 4, 2, 32, device=torch.device("cpu"), dtype=torch.float32)
-    step = CpuDecodeStep(config, weights.layers, weights.norm, weights.lm_head, cache, threads=2, max_batch=8)
+    step = weights.step(cache, 2, max_batch=8)
     generator = torch.Generator().manual_seed(1)
     x = torch.randn(8, 64, generator=generator)
-    cos, sin = torch.ones(8, 16), torch.zeros(8, 16)
+    cos, sin = np.ones((8, 16), np.float32), np.zeros((8, 16), np.float32)
     rows = [AttentionRow(i, 0, 1, [i]) for i in range(8)]
     alone = torch.cat([step(x[i : i + 1].clone(), cos[:1], sin[:1], [rows[i]]) for i in range(8)])
     for size in (8, 3, 7, 1, 5, 8, 2) * 20:
@@ -208,7 +216,7 @@ def _small_step(threads: int = 2) -> CpuDecodeStep:
     config = _config(4, 2, 32, 64, 96, False)
     weights = Weights(config, torch.float32, seed=3)
     cache = KVCache(2, 64, 4, 2, 32, device=torch.device("cpu"), dtype=torch.float32)
-    return CpuDecodeStep(config, weights.layers, weights.norm, weights.lm_head, cache, threads=threads, max_batch=8)
+    return weights.step(cache, threads, max_batch=8)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -221,8 +229,9 @@ def test_a_broken_number_comes_out_of_its_own_row_alone(place: str, value: float
     generator = torch.Generator().manual_seed(5)
     cache.data.normal_(generator=generator)
     rows = [AttentionRow(0, 19, 1, [0, 1]), AttentionRow(1, 299, 1, list(range(2, 21))), AttentionRow(2, 6, 1, [21])]
-    step = CpuDecodeStep(config, weights.layers, weights.norm, weights.lm_head, cache, threads=2, max_batch=4)
-    x, cos, sin = torch.randn(3, 64, generator=generator), torch.ones(3, 16), torch.zeros(3, 16)
+    step = weights.step(cache, 2, max_batch=4)
+    x = torch.randn(3, 64, generator=generator)
+    cos, sin = np.ones((3, 16), np.float32), np.zeros((3, 16), np.float32)
     clean = step(x.clone(), cos, sin, rows)
     broken = x.clone()
     if place == "embedding":
@@ -241,13 +250,14 @@ def test_a_broken_number_comes_out_of_its_own_row_alone(place: str, value: float
 def test_a_forked_child_can_end_and_is_refused_a_step() -> None:
     code = """
 import os, sys, time
-from tests.engines.native.test_compiled_step import AttentionRow, _small_step, torch
+from tests.engines.native.test_compiled_step import AttentionRow, _small_step, np, torch
 from visavis.errors import BackendError
 step = _small_step()
 child = os.fork()
 if child == 0:
     try:
-        step(torch.zeros(1, 64), torch.ones(1, 16), torch.zeros(1, 16), [AttentionRow(0, 0, 1, [0])])
+        turn = np.ones((1, 16), np.float32)
+        step(torch.zeros(1, 64), turn, turn, [AttentionRow(0, 0, 1, [0])])
     except BackendError as error:
         sys.exit(7 if "forked" in str(error) else 8)  # not os._exit: what it holds is freed on the way out
     sys.exit(9)

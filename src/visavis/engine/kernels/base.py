@@ -106,6 +106,24 @@ class Kernels(ABC):
         """A faster way for steps that are decodes only, where there is one."""
         return None
 
+    @property
+    def activation_dtype(self) -> torch.dtype:
+        """Of what flows between the weights."""
+        return self.dtype
+
+    def weights_loaded(self, model: Decoder) -> None:
+        """Told once, when the checkpoint is in: the time to bring weights into another form."""
+        return None
+
+    def embed(self, table: Any, token_ids: torch.Tensor) -> torch.Tensor:
+        """(n,) int64 → (n, hidden). `table`: the model's `embedding`, as `weights_loaded` left it."""
+        rows: torch.Tensor = table.index_select(0, token_ids)
+        return rows
+
+    def project(self, x: torch.Tensor, table: Any) -> torch.Tensor:
+        """(n, hidden) → (n, vocab) float32. `table`: the model's `lm_head`, as `weights_loaded` left it."""
+        return torch.nn.functional.linear(x, table).float()
+
     @abstractmethod
     def linear(self, in_features: int, out_features: int, *, bias: bool) -> Linear: ...
 

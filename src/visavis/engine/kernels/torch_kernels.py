@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 
-from visavis.engine.kernels.base import AttentionRow, Kernels, Rotation, StepLayout
+from visavis.engine.kernels.base import AttentionRow, Kernels, Linear, Rotation, StepLayout
 from visavis.engine.kernels.torch_decode import DecodeAttention, DecodeBatch, read
 from visavis.engine.kv_cache import KVCache
 
@@ -84,7 +84,7 @@ class TorchKernels(Kernels):
         self.dtype = dtype
         self.description = description
 
-    def linear(self, in_features: int, out_features: int, *, bias: bool) -> TorchLinear:
+    def linear(self, in_features: int, out_features: int, *, bias: bool) -> Linear:
         on_cpu = self.device.type == "cpu"
         weight = self.empty(in_features, out_features).t() if on_cpu else self.empty(out_features, in_features)
         return TorchLinear(weight, self.empty(out_features) if bias else None)
@@ -106,7 +106,7 @@ class TorchKernels(Kernels):
         self.decode_attention = DecodeAttention(cache)
 
     def plan(self, layout: StepLayout) -> TorchPlan:
-        decodes = self.decode_attention.plan(layout.decodes) if layout.decodes else None
+        decodes = self.plan_decodes(layout.decodes) if layout.decodes else None
         chunks = []
         start = len(layout.decodes)
         for row in layout.prefills:
@@ -115,10 +115,14 @@ class TorchKernels(Kernels):
             start += row.num_new
         return TorchPlan(layout.slot_mapping, decodes, chunks)
 
+    def plan_decodes(self, rows: list[AttentionRow]) -> DecodeBatch:
+        return self.decode_attention.plan(rows)
+
     def attention(self, layer: int, qkv: torch.Tensor, num_heads: int, plan: TorchPlan) -> torch.Tensor:
         cache = self.layers[layer]
         num_new = cache.shape[1]
         queries, new = qkv.split_with_sizes((num_heads, num_new), 1)
+        new = new.to(cache.dtype)  # no difference between what is read back and what was never stored
         cache.index_copy_(0, plan.slot_mapping, new)
         if not plan.chunks:
             assert plan.decodes is not None
@@ -144,7 +148,7 @@ def _attend_chunk(queries: torch.Tensor, stored: torch.Tensor, mask: torch.Tenso
     """queries (n, H, D) of one request over its keys and values (m, 2K, D) → (n, H·D); no mask: causal, m = n."""
     group = queries.shape[1] * 2 // stored.shape[1]
     q = queries.transpose(0, 1).unsqueeze(0)
-    k, v = stored.transpose(0, 1).unsqueeze(0).chunk(2, dim=1)
+    k, v = stored.to(queries.dtype).transpose(0, 1).unsqueeze(0).chunk(2, dim=1)
     if group > 1:
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
     out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)

@@ -78,16 +78,17 @@ class DecoderLayer:
 class Decoder:
     def __init__(self, config: ModelConfig, kernels: Kernels) -> None:
         self.config = config
-        self.embedding = kernels.empty(config.vocab_size, config.hidden_size)
+        self.kernels = kernels
+        self.embedding: Any = kernels.empty(config.vocab_size, config.hidden_size)
         self.layers = [DecoderLayer(config, kernels, i) for i in range(config.num_layers)]
         self.norm = kernels.rms_norm(config.hidden_size, config.rms_norm_eps)
-        self.lm_head = (
+        self.lm_head: Any = (
             self.embedding if config.tie_word_embeddings else kernels.empty(config.vocab_size, config.hidden_size)
         )
 
     def embed(self, token_ids: torch.Tensor) -> torch.Tensor:
         """(n,) int64 → (n, hidden)."""
-        return self.embedding.index_select(0, token_ids)
+        return self.kernels.embed(self.embedding, token_ids)
 
     def __call__(
         self,
@@ -109,7 +110,7 @@ class Decoder:
 
     def logits(self, x: torch.Tensor) -> torch.Tensor:
         """(rows, hidden) of the tokens asked for → (rows, vocab) float32."""
-        return torch.nn.functional.linear(self.norm(x), self.lm_head).float()
+        return self.kernels.project(self.norm(x), self.lm_head)
 
     def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
         """Names as in a text-only checkpoint, without the `model.` in front, and the memory each goes to."""

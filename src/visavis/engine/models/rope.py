@@ -33,9 +33,12 @@ class RotaryEmbedding:
         with `largest`, the greatest of them."""
         if self._table.cos.shape[0] <= largest:
             size = max(1024, 1 << largest.bit_length())
-            angles = torch.arange(size, device=self.inv_freq.device)[:, None].float() * self.inv_freq
-            self._table = rotation(angles, self.dtype)
+            self._table = rotation(self.angles(size), self.dtype)
         return Rotation(self._table.cos.index_select(0, positions), self._table.signed_sin.index_select(0, positions))
+
+    def angles(self, size: int) -> torch.Tensor:
+        """(size, head_dim / 2) float32: of positions 0 … size - 1, equal on all axes."""
+        return torch.arange(size, device=self.inv_freq.device)[:, None].float() * self.inv_freq
 
 
 def rotation(angles: torch.Tensor, dtype: torch.dtype) -> Rotation:

@@ -59,8 +59,8 @@ class _Norm(Protocol):
 
 class LayerNorm:
     def __init__(self, size: int, kernels: Kernels) -> None:
-        self.weight = torch.empty(size, device=kernels.device, dtype=kernels.dtype)
-        self.bias = torch.empty(size, device=kernels.device, dtype=kernels.dtype)
+        self.weight = torch.empty(size, device=kernels.device, dtype=kernels.activation_dtype)
+        self.bias = torch.empty(size, device=kernels.device, dtype=kernels.activation_dtype)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, EPS)
@@ -160,7 +160,7 @@ class VisionTower:
     def __init__(self, config: VisionConfig, kernels: Kernels) -> None:
         self.config = config
         self.device = kernels.device
-        self.dtype = kernels.dtype
+        self.dtype = kernels.activation_dtype
         qwen3 = config.kind == "qwen3_vl"
         self.patch_embed = kernels.linear(config.patch_dim, config.hidden_size, bias=qwen3)
         self.blocks = [Block(config, kernels) for _ in range(config.depth)]
@@ -169,7 +169,9 @@ class VisionTower:
         self.deepstack = [Merger(config, kernels, names, late_norm=True) for _ in config.deepstack_layers]
         self.positions = (
             torch.empty(
-                (config.num_position_embeddings, config.hidden_size), device=kernels.device, dtype=kernels.dtype
+                (config.num_position_embeddings, config.hidden_size),
+                device=kernels.device,
+                dtype=kernels.activation_dtype,
             )
             if config.num_position_embeddings
             else None

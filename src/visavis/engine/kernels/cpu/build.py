@@ -18,7 +18,8 @@ from pathlib import Path
 
 __all__ = ["BuildError", "find_library", "library_path"]
 
-SOURCE = Path(__file__).with_name("decode_step.cpp")
+FOLDER = Path(__file__).parent
+SOURCE = FOLDER / "kernels.cpp"  # includes the headers beside it
 COMPILERS = ("c++", "g++", "clang++")
 # No -ffast-math: it regroups the sums of fused multiply-adds into more instructions than they save.
 FLAGS = ("-O3", "-std=gnu++20", "-fPIC", "-shared", "-pthread", "-fno-math-errno", "-ffp-contract=fast", "-w")
@@ -33,9 +34,11 @@ def library_path() -> Path:
     """Where this source, compiler and processor keep their library. Raises BuildError without a compiler."""
     compiler, version = _compiler()
     key = hashlib.blake2b(digest_size=10)
-    for part in (SOURCE.read_bytes(), " ".join(compiler), version, " ".join(_flags()), _processor()):
-        key.update(part if isinstance(part, bytes) else part.encode())
-    return _cache_folder() / f"decode_step-{key.hexdigest()}.so"
+    for source in (SOURCE, *sorted(FOLDER.glob("*.h"))):
+        key.update(source.read_bytes())
+    for part in (" ".join(compiler), version, " ".join(_flags()), _processor()):
+        key.update(part.encode())
+    return _cache_folder() / f"kernels-{key.hexdigest()}.so"
 
 
 def find_library() -> Path:

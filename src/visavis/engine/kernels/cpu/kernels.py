@@ -1,16 +1,20 @@
-"""`CpuKernels`: torch for prompts and mixed steps, the compiled step for pure decodes."""
+"""`CpuKernels`: packed weights and compiled products for every step, the whole step compiled for pure decodes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 
 from visavis.engine.kernels.base import AttentionRow, WholeStep
 from visavis.engine.kernels.cpu.arena import Arena
-from visavis.engine.kernels.cpu.decode_step import CpuDecodeStep
-from visavis.engine.kernels.torch_kernels import TorchKernels, TorchLinear
+from visavis.engine.kernels.cpu.decode_step import AttentionTables, CpuDecodeStep, attention_tables
+from visavis.engine.kernels.cpu.library import Workers
+from visavis.engine.kernels.cpu.packed import PackedLinear, PackedWeight, padded
+from visavis.engine.kernels.torch_decode import DecodeBatch
+from visavis.engine.kernels.torch_kernels import TorchKernels, TorchNorm
 from visavis.engine.kv_cache import KVCache
 
 if TYPE_CHECKING:
@@ -19,44 +23,130 @@ if TYPE_CHECKING:
 
 __all__ = ["CpuKernels"]
 
-MAX_COMPILED_BATCH = 32
-"""Decodes of more requests at once go through torch, whose products of many rows are as good."""
-
 
 class CpuKernels(TorchKernels):
-    def __init__(self, device: torch.device, dtype: torch.dtype, description: str) -> None:
+    """Activations are float32 whatever the weights are: wider than bfloat16, and nothing to convert."""
+
+    def __init__(
+        self,
+        device: torch.device,
+        dtype: torch.dtype,
+        description: str,
+        num_layers: int,
+        quantization: str | None = None,
+    ) -> None:
+        """`quantization` "int8": the decoder's matrices become int8, one scale a row, once they are loaded."""
         super().__init__(device, dtype)
         self.description = description
+        self.quantization = quantization
         self.arena = Arena()
+        self.workers = Workers(torch.get_num_threads(), num_layers)
+        self._linears: list[PackedLinear] = []
+        self._in_arena: set[int] = set()  # where matrices begin whose memory has room for whole panels
+        self._step: CpuDecodeStep | None = None
+
+    @property
+    def activation_dtype(self) -> torch.dtype:
+        return torch.float32
 
     def empty(self, *shape: int) -> torch.Tensor:
-        return self.arena.empty(shape, self.dtype)
+        if len(shape) != 2:
+            return super().empty(*shape)
+        rows = (padded(shape[0]), shape[1])
+        # What is quantised later is freed then, which memory of the arena cannot be.
+        if self.quantization is not None:
+            return torch.empty(shape, dtype=self.dtype)
+        whole = self.arena.empty(rows, self.dtype)
+        self._in_arena.add(whole.data_ptr())
+        return whole[: shape[0]]
 
-    def linear(self, in_features: int, out_features: int, *, bias: bool) -> TorchLinear:
-        """Row-major on huge pages: one copy of the weights serves both paths."""
-        return TorchLinear(
-            self.empty(out_features, in_features), torch.empty(out_features, dtype=self.dtype) if bias else None
+    def linear(self, in_features: int, out_features: int, *, bias: bool) -> PackedLinear:
+        made = PackedLinear(
+            self.empty(out_features, in_features),
+            torch.empty(out_features, dtype=self.dtype) if bias else None,
+            self.workers,
+        )
+        self._linears.append(made)
+        return made
+
+    def rms_norm(self, size: int, eps: float) -> TorchNorm:
+        return TorchNorm(size, eps, self.device, torch.float32)
+
+    def weights_loaded(self, model: Decoder) -> None:
+        """Packs every matrix, one after the other, so that only one is there twice at a time."""
+        quantised: set[int] = set()
+        if self.quantization is not None:
+            for layer in model.layers:
+                quantised |= {id(linear) for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)}
+        for linear in self._linears:
+            linear.packed = self._pack(linear.weight, linear.bias, quantised=id(linear) in quantised)
+            linear.weight = linear.weight.new_empty(0)
+        same = model.lm_head is model.embedding
+        model.embedding = self._pack(model.embedding, None, quantised=self.quantization is not None)
+        model.lm_head = (
+            model.embedding if same else self._pack(model.lm_head, None, quantised=self.quantization is not None)
         )
 
+    def _pack(self, rows: torch.Tensor, bias: torch.Tensor | None, *, quantised: bool) -> PackedWeight:
+        if quantised:
+            return PackedWeight.quantise(rows, bias, self.arena.empty)
+        if rows.data_ptr() in self._in_arena:
+            return PackedWeight.pack_in_place(rows, bias)
+        return PackedWeight.pack(rows.to(self.dtype).contiguous(), bias, self.arena.empty)
+
+    def embed(self, table: Any, token_ids: torch.Tensor) -> torch.Tensor:
+        rows: torch.Tensor = table.rows(token_ids)
+        return rows
+
+    def project(self, x: torch.Tensor, table: Any) -> torch.Tensor:
+        out: torch.Tensor = table.product(x.contiguous(), torch.empty((x.shape[0], table.n)), self.workers, add=False)
+        return out
+
     def whole_step(self, model: Decoder, rope: RotaryEmbedding, cache: KVCache, max_batch: int) -> WholeStep:
-        return _WholeStep(model, rope, cache, min(max_batch, MAX_COMPILED_BATCH))
+        self._step = CpuDecodeStep(
+            model.config, model.layers, model.norm, model.lm_head, cache, self.workers, max_batch
+        )
+        return _WholeStep(self._step, model.embedding, rope, self.workers, max_batch)
+
+    def plan_decodes(self, rows: list[AttentionRow]) -> DecodeBatch:
+        if self._step is None:
+            return super().plan_decodes(rows)
+        return _Decodes(self._step, attention_tables(rows))
+
+
+class _Decodes(DecodeBatch):
+    """Decodes among prompts."""
+
+    def __init__(self, step: CpuDecodeStep, tables: AttentionTables) -> None:
+        self.step = step
+        self.tables = tables
+
+    def attend(self, layer: int, queries: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
+        return self.step.attention(layer, queries, self.tables)
 
 
 class _WholeStep(WholeStep):
-    def __init__(self, model: Decoder, rope: RotaryEmbedding, cache: KVCache, max_batch: int) -> None:
+    def __init__(
+        self, step: CpuDecodeStep, embedding: PackedWeight, rope: RotaryEmbedding, workers: Workers, max_batch: int
+    ) -> None:
         self.max_batch = max_batch
-        self.embedding = model.embedding
-        self.inv_freq = rope.inv_freq
-        self.step = CpuDecodeStep(
-            model.config, model.layers, model.norm, model.lm_head, cache, torch.get_num_threads(), max_batch
-        )
+        self.step = step
+        self.embedding = embedding
+        self.rope = rope
+        self.workers = workers
+        self.cos = self.sin = np.empty((0, 0), dtype=np.float32)  # a row a position, made as far as needed
 
     def __call__(
         self, token_ids: Sequence[int], positions: Sequence[int], rows: Sequence[AttentionRow]
     ) -> torch.Tensor:
-        embedded = self.embedding.index_select(0, torch.tensor(token_ids)).float()
-        angles = torch.tensor(positions, dtype=torch.float32)[:, None] * self.inv_freq
-        return self.step(embedded, angles.cos(), angles.sin(), rows)
+        largest = max(positions)
+        if largest >= len(self.cos):
+            angles = self.rope.angles(max(1024, 1 << largest.bit_length()))
+            self.cos, self.sin = angles.cos().numpy(), angles.sin().numpy()
+        places = np.fromiter(positions, dtype=np.int64, count=len(positions))
+        embedded = self.embedding.rows(torch.tensor(token_ids))
+        return self.step(embedded, self.cos[places], self.sin[places], rows)
 
     def close(self) -> None:
         self.step.close()
+        self.workers.close()

@@ -1,0 +1,131 @@
+// Attention of one new token of a request over its paged cache, a chunk of positions at a time (split keys).
+#pragma once
+
+#include <algorithm>
+
+#include "model.h"
+#include "simd.h"
+
+constexpr int CHUNK = 256;  // positions a task reads; longer contexts are split and merged
+constexpr int MAX_GROUP = 16;
+
+template <int KV>
+inline vfloat load_kv(const void* base, int64_t offset) {
+    if constexpr (KV == F32) return load(static_cast<const float*>(base) + offset);
+    else return widen_bf16(static_cast<const uint16_t*>(base) + offset);
+}
+template <int KV>
+inline void store_kv(void* base, int64_t offset, float value) {
+    if constexpr (KV == F32) static_cast<float*>(base)[offset] = value;
+    else static_cast<uint16_t*>(base)[offset] = float_to_bf16(value);
+}
+
+// The keys (or values) of one position, asked for before they are needed: they lie apart, so nothing guesses them.
+template <int KV, int WIDTH>
+inline void fetch(const void* base, int64_t offset, int d) {
+    constexpr int BYTES = KV == F32 ? 4 : 2;
+    const char* p = static_cast<const char*>(base) + offset * BYTES;
+    for (int i = 0; i < (WIDTH ? WIDTH * LANES : d) * BYTES; i += 64) __builtin_prefetch(p + i);
+}
+
+struct Partial {  // one (sequence, kv head, chunk): unnormalised sum of values, running max and sum of weights a head
+    float max[MAX_GROUP], sum[MAX_GROUP];
+    float* acc;  // (group, head_dim)
+};
+
+// Half-rotation rope (GPT-NeoX order) of one head, after its optional RMSNorm. cos, sin: head_dim / 2 each.
+inline void rope_head(float* x, const float* norm, float eps, const float* cos, const float* sin, int d) {
+    if (norm) rms_norm(x, norm, eps, d, x);
+    for (int i = 0; i < d / 2; i++) {
+        float a = x[i], b = x[i + d / 2];
+        x[i] = a * cos[i] - b * sin[i];
+        x[i + d / 2] = b * cos[i] + a * sin[i];
+    }
+}
+
+// Keys against the `group` query heads of one key head: scores of `n` positions whose keys begin at `at`. WIDTH is the
+// head size in vectors where the compiler knows it, else 0. A vector of positions is summed at once.
+template <int KV, int WIDTH>
+void score(const Model& m, const void* k_cache, const float* q, const int64_t* at, int n, float* scores) {
+    const int width = WIDTH ? WIDTH : m.head_dim / LANES, group = m.heads / m.kv_heads;
+    for (int i = 0; i < n; i += LANES) {
+        for (int j = 0; j < LANES; j++) fetch<KV, WIDTH>(k_cache, at[std::min(i + LANES + j, n - 1)], m.head_dim);
+        for (int g = 0; g < group; g++) {
+            vfloat sums[LANES];
+            for (int j = 0; j < LANES; j++) {
+                int64_t place = at[std::min(i + j, n - 1)];
+                vfloat sum = {};
+                for (int v = 0; v < width; v++)
+                    sum += load(q + (g * width + v) * LANES) * load_kv<KV>(k_cache, place + v * LANES);
+                sums[j] = sum;
+            }
+            store(scores + g * CHUNK + i, sum_lanes<LANES, LANES>(sums) * m.scale);
+        }
+    }
+}
+
+// Weighted sum of values for HEADS query heads at once, whose sums stay in registers.
+template <int KV, int WIDTH, int HEADS>
+void mix(const void* v_cache, const int64_t* at, int n, const float* weights, float* out) {
+    vfloat acc[HEADS][WIDTH] = {};
+    for (int i = 0; i < n; i++) {
+        fetch<KV, WIDTH>(v_cache, at[std::min(i + 12, n - 1)], WIDTH * LANES);
+        for (int v = 0; v < WIDTH; v++) {
+            vfloat value = load_kv<KV>(v_cache, at[i] + v * LANES);
+            for (int h = 0; h < HEADS; h++) acc[h][v] += value * weights[h * CHUNK + i];
+        }
+    }
+    for (int h = 0; h < HEADS; h++)
+        for (int v = 0; v < WIDTH; v++) store(out + (h * WIDTH + v) * LANES, acc[h][v]);
+}
+
+template <int KV, int WIDTH>
+void mix_all(const Model& m, const void* v_cache, const int64_t* at, int n, const float* weights, float* out) {
+    const int d = m.head_dim, group = m.heads / m.kv_heads;
+    int g = 0;
+    if constexpr (WIDTH) {
+        for (; g + 2 <= group; g += 2) mix<KV, WIDTH, 2>(v_cache, at, n, weights + g * CHUNK, out + g * d);
+        for (; g < group; g++) mix<KV, WIDTH, 1>(v_cache, at, n, weights + g * CHUNK, out + g * d);
+    } else {
+        for (; g < group; g++)
+            for (int v = 0; v < d; v += LANES) mix<KV, 1, 1>(static_cast<const char*>(v_cache) + v * (KV == F32 ? 4 : 2), at, n, weights + g * CHUNK, out + g * d + v);
+    }
+}
+
+template <int KV, int WIDTH>
+void attend(const Model& m, const Layer& layer, const float* q, int kv_head, const int32_t* table, int begin, int end,
+            float* scores, Partial& out) {
+    const int group = m.heads / m.kv_heads, n = end - begin;
+    int64_t at[CHUNK];  // where each position's key (and value) begins
+    for (int pos = begin; pos < end;) {
+        int64_t block = table[pos / m.block_size] * m.block_stride + kv_head * m.head_stride;
+        for (int offset = pos % m.block_size; offset < m.block_size && pos < end; offset++, pos++)
+            at[pos - begin] = block + offset * m.token_stride;
+    }
+    score<KV, WIDTH>(m, layer.k_cache, q, at, n, scores);
+    for (int g = 0; g < group; g++) {
+        float* s = scores + g * CHUNK;
+        float top = s[0];
+        for (int i = 1; i < n; i++) top = std::max(top, s[i]);
+        for (int i = n; i < (n + LANES - 1) / LANES * LANES; i++) s[i] = -INFINITY;
+        vfloat total = {};
+        for (int i = 0; i < n; i += LANES) {
+            vfloat e = vexp(load(s + i) - top);
+            if (i + LANES > n) for (int j = n - i; j < LANES; j++) e[j] = 0;
+            store(s + i, e);
+            total += e;
+        }
+        out.max[g] = top;
+        out.sum[g] = hsum(total);
+    }
+    mix_all<KV, WIDTH>(m, layer.v_cache, at, n, scores, out.acc);
+}
+
+// The usual head sizes get code of their own.
+template <int KV>
+void attend(const Model& m, const Layer& layer, const float* q, int kv_head, const int32_t* table, int begin, int end,
+            float* scores, Partial& out) {
+    if (m.head_dim == 64) attend<KV, 64 / LANES>(m, layer, q, kv_head, table, begin, end, scores, out);
+    else if (m.head_dim == 128) attend<KV, 128 / LANES>(m, layer, q, kv_head, table, begin, end, scores, out);
+    else attend<KV, 0>(m, layer, q, kv_head, table, begin, end, scores, out);
+}

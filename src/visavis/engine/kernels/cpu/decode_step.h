@@ -1,0 +1,202 @@
+// One decode step of a Llama-like decoder: embedding rows in, logits out. A list of phases, five a layer.
+#pragma once
+
+#include "attention.h"
+#include "model.h"
+#include "panels.h"
+#include "workers.h"
+
+class Stepper {
+  public:
+    Stepper(const Model& model, Workers& workers)
+        : m(model), layers(model.layers, model.layers + model.num_layers), workers(workers), left(size_t(m.max_batch) * m.kv_heads) {
+        const int b = m.max_batch, d = m.head_dim, group = m.heads / m.kv_heads, threads = workers.threads();
+        qkv.resize(size_t(b) * (m.heads + 2 * m.kv_heads) * d);
+        attn.resize(size_t(b) * m.heads * d);
+        act.resize(size_t(b) * m.intermediate);
+        scratch = std::vector<Scratch>(threads);
+        for (auto& s : scratch) {
+            s.normed.resize(size_t(b) * m.hidden);
+            s.scores.resize(size_t(group) * CHUNK);
+            s.query.resize(size_t(group + 1) * d);
+            s.up.resize(size_t(b) * chunk_panels(m.intermediate) * PANEL);
+        }
+    }
+
+    static int most_phases(int num_layers) { return num_layers * PER_LAYER + 1; }
+
+    // hidden: (batch, hidden) float32, overwritten. cos, sin: (batch, head_dim / 2). tables: (batch, table_stride).
+    // lengths: tokens of each sequence including this one. logits: (batch, vocabulary) float32.
+    void step(int batch, float* hidden, const float* cos, const float* sin, const int32_t* tables, int table_stride,
+              const int32_t* lengths, float* logits) {
+        job = {batch, hidden, cos, sin, tables, lengths, table_stride, logits, qkv.data(), attn.data(), true};
+        list_tasks();
+        for (auto& s : scratch) s.normed_for = -1;
+        auto chunks = [&](int phase) {
+            if (phase == m.num_layers * PER_LAYER) return num_chunks(m.lm_head.n);
+            const Layer& layer = layers[phase / PER_LAYER];
+            switch (phase % PER_LAYER) {
+                case QKV: return num_chunks(layer.qkv.n);
+                case ATTENTION: return int(tasks.size());
+                case OUTPUT: return num_chunks(layer.o.n);
+                case GATE_UP: return num_chunks(m.intermediate);
+                default: return num_chunks(layer.down.n);
+            }
+        };
+        auto call = [this](int t, int phase, int chunk) { work(t, phase, chunk); };
+        workers.run(m.num_layers * PER_LAYER + 1, chunks, call);
+    }
+
+    // The attention of one layer alone: heads (batch, heads + 2 kv_heads, head_dim), rotated; the cache has the new keys
+    // and values already. out: (batch, heads · head_dim).
+    void attend_stored(int layer, int batch, const float* heads, const int32_t* tables, int table_stride, const int32_t* lengths, float* out) {
+        job = {batch, nullptr, nullptr, nullptr, tables, lengths, table_stride, nullptr, const_cast<float*>(heads), out, false};
+        list_tasks();
+        auto call = [this, layer](int t, int, int chunk) { attention(layers[layer], chunk, scratch[t]); };
+        workers.run(1, [&](int) { return int(tasks.size()); }, call);
+    }
+
+  private:
+    enum { QKV, ATTENTION, OUTPUT, GATE_UP, DOWN, PER_LAYER };
+    struct Job {  // where the step at hand finds its things
+        int batch;
+        float* hidden;
+        const float *cos, *sin;
+        const int32_t *tables, *lengths;
+        int table_stride;
+        float *logits, *heads, *mixed;
+        bool is_new;  // the newest key and value are not rotated and not in the cache yet
+    };
+    struct Task { int sequence, kv_head, begin, end, first, count; };  // first, count: the tasks of the same head
+    struct Scratch {  // of a thread
+        Buffer normed, scores, query, up;
+        int normed_for = -1;  // the phase whose input it has normalised
+    };
+
+    const Model m;
+    const std::vector<Layer> layers;
+    Workers& workers;
+    Job job{};
+    Buffer qkv, attn, act, partial_acc;
+    std::vector<Scratch> scratch;
+    std::vector<Partial> partials;
+    std::vector<Task> tasks;
+    std::vector<std::atomic<int>> left;  // attention tasks of a head that are not done; the last one merges
+
+    // Panels that a thread takes at a time: several chunks a thread even the work out.
+    int chunk_panels(int n) const { return std::max(1, num_panels(n) / (4 * workers.threads())); }
+    int num_chunks(int n) const { return (num_panels(n) + chunk_panels(n) - 1) / chunk_panels(n); }
+
+    void list_tasks() {
+        const int group = m.heads / m.kv_heads;
+        tasks.clear();
+        for (int b = 0; b < job.batch; b++)
+            for (int kv = 0; kv < m.kv_heads; kv++) {
+                const int length = job.lengths[b], first = int(tasks.size()), count = (length + CHUNK - 1) / CHUNK;
+                for (int begin = 0; begin < length; begin += CHUNK)
+                    tasks.push_back({b, kv, begin, std::min(length, begin + CHUNK), first, count});
+                left[size_t(b) * m.kv_heads + kv].store(count, std::memory_order_relaxed);
+            }
+        if (partials.size() < tasks.size()) partials.resize(tasks.size());
+        partial_acc.resize(tasks.size() * group * m.head_dim);
+        for (size_t i = 0; i < tasks.size(); i++) partials[i].acc = partial_acc.data() + i * group * m.head_dim;
+    }
+
+    void work(int t, int phase, int chunk) {
+        Scratch& mine = scratch[t];
+        float* x = mine.normed.data();
+        auto norm = [&](const float* weight) {
+            if (mine.normed_for == phase) return;
+            mine.normed_for = phase;
+            for (int b = 0; b < job.batch; b++)
+                rms_norm(job.hidden + int64_t(b) * m.hidden, weight, m.eps, m.hidden, x + int64_t(b) * m.hidden);
+        };
+        if (phase == m.num_layers * PER_LAYER) {
+            norm(m.final_norm);
+            return share(m.lm_head, chunk, x, m.hidden, false, job.logits, m.lm_head.n);
+        }
+        const Layer& layer = layers[phase / PER_LAYER];
+        switch (phase % PER_LAYER) {
+            case QKV:
+                norm(layer.input_norm);
+                return share(layer.qkv, chunk, x, m.hidden, false, job.heads, layer.qkv.n);
+            case ATTENTION:
+                return attention(layer, chunk, mine);
+            case OUTPUT:
+                return share(layer.o, chunk, job.mixed, m.heads * m.head_dim, true, job.hidden, m.hidden);
+            case GATE_UP:
+                norm(layer.post_norm);
+                return gated(layer, chunk, x, mine.up.data());
+            case DOWN:
+                return share(layer.down, chunk, act.data(), m.intermediate, true, job.hidden, m.hidden);
+        }
+    }
+
+    void share(const Linear& l, int chunk, const float* x, int ldx, bool add, float* out, int ldout) {
+        const int begin = chunk * chunk_panels(l.n), end = std::min(num_panels(l.n), begin + chunk_panels(l.n));
+        product(l, begin, end, x, ldx, job.batch, add, out, ldout);
+    }
+
+    // Gate and up of some columns, then silu(gate) · up. `intermediate` is whole panels.
+    void gated(const Layer& layer, int chunk, const float* x, float* up) {
+        const int size = m.intermediate, panels = size / PANEL;
+        const int begin = chunk * chunk_panels(size), end = std::min(panels, begin + chunk_panels(size));
+        const int first = begin * PANEL, columns = (end - begin) * PANEL;
+        product(layer.gate_up, begin, end, x, m.hidden, job.batch, false, act.data(), size);
+        // As if `up` were the whole width: the product writes at the rows' own places.
+        product(layer.gate_up, panels + begin, panels + end, x, m.hidden, job.batch, false, up - (size + first), columns);
+        for (int b = 0; b < job.batch; b++) {
+            float *gate = act.data() + int64_t(b) * size + first, *factor = up + int64_t(b) * columns;
+            for (int i = 0; i < columns; i += LANES) {
+                vfloat g = load(gate + i);
+                store(gate + i, g / (1.0f + vexp(-g)) * load(factor + i));
+            }
+        }
+    }
+
+    // One head's share of the positions of one request; the last of a head to end puts the shares together.
+    void attention(const Layer& layer, int index, Scratch& mine) {
+        const Task& task = tasks[index];
+        const int d = m.head_dim, group = m.heads / m.kv_heads, b = task.sequence, kv = task.kv_head;
+        const float* heads = job.heads + int64_t(b) * (m.heads + 2 * m.kv_heads) * d;
+        const int32_t* table = job.tables + int64_t(b) * job.table_stride;
+        float *q = mine.query.data(), *k = q + group * d;
+        std::memcpy(q, heads + kv * group * d, sizeof(float) * group * d);
+        if (job.is_new) {
+            const float *c = job.cos + int64_t(b) * d / 2, *s = job.sin + int64_t(b) * d / 2;
+            for (int g = 0; g < group; g++) rope_head(q + g * d, layer.q_norm, m.eps, c, s, d);
+            if (task.end == job.lengths[b]) {  // this task holds the new position: write it first
+                const float* v = heads + (m.heads + m.kv_heads + kv) * d;
+                std::memcpy(k, heads + (m.heads + kv) * d, sizeof(float) * d);
+                rope_head(k, layer.k_norm, m.eps, c, s, d);
+                const int pos = task.end - 1;
+                const int64_t at = table[pos / m.block_size] * m.block_stride + (pos % m.block_size) * m.token_stride + kv * m.head_stride;
+                for (int i = 0; i < d; i++) {
+                    if (m.kv_dtype == F32) store_kv<F32>(layer.k_cache, at + i, k[i]), store_kv<F32>(layer.v_cache, at + i, v[i]);
+                    else store_kv<BF16>(layer.k_cache, at + i, k[i]), store_kv<BF16>(layer.v_cache, at + i, v[i]);
+                }
+            }
+        }
+        if (m.kv_dtype == F32) attend<F32>(m, layer, q, kv, table, task.begin, task.end, mine.scores.data(), partials[index]);
+        else attend<BF16>(m, layer, q, kv, table, task.begin, task.end, mine.scores.data(), partials[index]);
+        auto& rest = left[size_t(b) * m.kv_heads + kv];
+        if (rest.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
+        rest.store(task.count, std::memory_order_relaxed);  // for the next layer
+        for (int g = 0; g < group; g++) merge(task, g);
+    }
+
+    void merge(const Task& task, int g) {
+        const int d = m.head_dim, h = task.kv_head * (m.heads / m.kv_heads) + g;
+        const Partial* p = partials.data() + task.first;
+        float top = p[0].max[g], total = 0, *out = job.mixed + (int64_t(task.sequence) * m.heads + h) * d;
+        for (int c = 1; c < task.count; c++) top = std::max(top, p[c].max[g]);
+        for (int i = 0; i < d; i += LANES) store(out + i, vfloat{});
+        for (int c = 0; c < task.count; c++) {
+            const float w = std::exp(p[c].max[g] - top), *acc = p[c].acc + g * d;
+            total += w * p[c].sum[g];
+            for (int i = 0; i < d; i += LANES) store(out + i, load(out + i) + load(acc + i) * w);
+        }
+        const float inv = 1.0f / total;
+        for (int i = 0; i < d; i += LANES) store(out + i, load(out + i) * inv);
+    }
+};

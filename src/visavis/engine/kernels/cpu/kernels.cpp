@@ -1,0 +1,67 @@
+// The CPU kernels as one library with a C interface: products with packed weights, and the decode step.
+//
+// The work of a step at small batch is reading the weights once; with many vectors it is multiplying. Weights stay in their
+// storage type (float32, bfloat16, or int8 with a scale a row) and are widened in registers, activations and sums stay
+// float32. A job is a list of phases, a phase a list of chunks that threads claim: a thread that the system has put aside
+// holds up nobody unless it holds a chunk. Portable: GCC/Clang vector extensions, std::thread. Compiled by `build.py`.
+
+#include "attention.h"
+#include "decode_step.h"
+#include "model.h"
+#include "panels.h"
+#include "simd.h"
+#include "workers.h"
+
+namespace {
+constexpr int CHUNK_ROWS = 8 * MAX_ROWS;  // vectors of a large product that a thread takes at a time
+}
+
+extern "C" {
+Workers* visavis_workers_new(int threads, int num_layers) {  // null when the process can have no more memory or threads
+    try {
+        return new Workers(threads, Stepper::most_phases(num_layers));
+    } catch (...) {
+        return nullptr;
+    }
+}
+void visavis_workers_free(Workers* w) { delete w; }
+
+int visavis_panel() { return PANEL; }
+void visavis_pack(void* out, const void* rows, int n, int k, int dtype) {
+    if (dtype == F32) pack(static_cast<float*>(out), static_cast<const float*>(rows), n, k, dtype);
+    else if (dtype == BF16) pack(static_cast<uint16_t*>(out), static_cast<const uint16_t*>(rows), n, k, dtype);
+    else pack(static_cast<int8_t*>(out), static_cast<const int8_t*>(rows), n, k, dtype);
+}
+void visavis_rows(const Linear* l, const int64_t* ids, int count, float* out) {  // rows of the matrix, as float32
+    for (int i = 0; i < count; i++) unpack_row(*l, ids[i], out + int64_t(i) * l->k);
+}
+void visavis_product(Workers* workers, const Linear* l, const float* x, int64_t ldx, int count, float* out, int64_t ldout, int add) {
+    const int panels = num_panels(l->n), parts = (count + CHUNK_ROWS - 1) / CHUNK_ROWS;
+    // Many vectors: groups of panels for a part of them at a time. Few: panels are shared evenly.
+    const int width = parts > 1 ? GROUP_PANELS : std::max(1, std::min<int>(GROUP_PANELS, panels / (4 * workers->threads())));
+    const int groups = (panels + width - 1) / width;
+    auto call = [&](int, int, int chunk) {
+        const int part = chunk / groups, begin = chunk % groups * width, row = part * CHUNK_ROWS;
+        product(*l, begin, std::min(panels, begin + width), x + row * ldx, int(ldx), std::min(CHUNK_ROWS, count - row), add != 0, out + row * ldout, int(ldout));
+    };
+    workers->run(1, [&](int) { return groups * parts; }, call);
+}
+
+Stepper* visavis_decode_new(const Model* model, Workers* workers) {
+    try {
+        return new Stepper(*model, *workers);
+    } catch (...) {
+        return nullptr;
+    }
+}
+void visavis_decode_free(Stepper* s) { delete s; }
+void visavis_decode_step(Stepper* s, int batch, float* hidden, const float* cos, const float* sin, const int32_t* tables,
+                         int table_stride, const int32_t* lengths, float* logits) {
+    s->step(batch, hidden, cos, sin, tables, table_stride, lengths, logits);
+}
+void visavis_decode_attention(Stepper* s, int layer, int batch, const float* heads, const int32_t* tables, int table_stride,
+                              const int32_t* lengths, float* out) {
+    s->attend_stored(layer, batch, heads, tables, table_stride, lengths, out);
+}
+int visavis_sizes(int which) { return which == 0 ? sizeof(Model) : which == 1 ? sizeof(Layer) : sizeof(Linear); }
+}

@@ -1,0 +1,128 @@
+"""The compiled library's functions and structures, as `kernels.cpp` and `model.h` have them."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from ctypes import POINTER, Structure, c_float, c_int, c_int32, c_int64, c_void_p
+from functools import cache
+from typing import Any, ClassVar
+
+import torch
+
+from visavis.engine.kernels.cpu.build import BuildError, find_library
+from visavis.errors import BackendError
+
+__all__ = ["TYPES", "LayerStruct", "LinearStruct", "ModelStruct", "Workers", "library"]
+
+TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.int8: 2}
+
+
+class LinearStruct(Structure):
+    _fields_: ClassVar[Any] = [
+        ("weight", c_void_p),
+        ("scale", c_void_p),
+        ("bias", c_void_p),
+        ("n", c_int32),
+        ("k", c_int32),
+        ("dtype", c_int32),
+        ("pad", c_int32),
+    ]
+
+
+class LayerStruct(Structure):
+    _fields_: ClassVar[Any] = [
+        *((name, LinearStruct) for name in ("qkv", "output", "gate_up", "down")),
+        *((name, c_void_p) for name in ("input_norm", "mlp_norm", "q_norm", "k_norm", "k_cache", "v_cache")),
+    ]
+
+
+class ModelStruct(Structure):
+    _fields_: ClassVar[Any] = [
+        ("layers", POINTER(LayerStruct)),
+        ("lm_head", LinearStruct),
+        ("final_norm", c_void_p),
+        *(
+            (name, c_int32)
+            for name in (
+                "num_layers",
+                "hidden",
+                "heads",
+                "kv_heads",
+                "head_dim",
+                "intermediate",
+                "kv_dtype",
+                "block_size",
+            )
+        ),
+        *((name, c_int64) for name in ("block_stride", "token_stride", "head_stride")),
+        ("eps", c_float),
+        ("scale", c_float),
+        ("max_batch", c_int32),
+        ("pad", c_int32),
+    ]
+
+
+_SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "workers_new": (c_void_p, [c_int, c_int]),
+    "workers_free": (None, [c_void_p]),
+    "panel": (c_int, []),
+    "pack": (None, [c_void_p, c_void_p, c_int, c_int, c_int]),
+    "rows": (None, [POINTER(LinearStruct), c_void_p, c_int, c_void_p]),
+    "product": (None, [c_void_p, POINTER(LinearStruct), c_void_p, c_int64, c_int, c_void_p, c_int64, c_int]),
+    "decode_new": (c_void_p, [POINTER(ModelStruct), c_void_p]),
+    "decode_free": (None, [c_void_p]),
+    "decode_step": (None, [c_void_p, c_int, *[c_void_p] * 4, c_int, *[c_void_p] * 2]),
+    "decode_attention": (None, [c_void_p, c_int, c_int, c_void_p, c_void_p, c_int, *[c_void_p] * 2]),
+    "sizes": (c_int, [c_int]),
+}
+
+
+@cache
+def library() -> ctypes.CDLL:
+    """Builds it the first time on a machine. Raises BuildError when it cannot be had."""
+    path = find_library()
+    try:
+        made = ctypes.CDLL(str(path))
+        for name, (result, arguments) in _SIGNATURES.items():
+            function = getattr(made, f"visavis_{name}")
+            function.restype, function.argtypes = result, arguments
+    except (OSError, AttributeError) as error:
+        raise BuildError(f"{path} cannot be loaded: {error}; remove it to have it built anew") from None
+    sizes = [made.visavis_sizes(i) for i in range(3)]
+    if sizes != [ctypes.sizeof(s) for s in (ModelStruct, LayerStruct, LinearStruct)]:
+        raise BuildError(f"{path} lays its structures out otherwise: {sizes}")
+    return made
+
+
+class Workers:
+    """The threads of one engine. They belong to the process that made them."""
+
+    def __init__(self, threads: int, num_layers: int) -> None:
+        self._library = library()
+        self._process = os.getpid()
+        self._handle = self._library.visavis_workers_new(threads, num_layers)
+        if not self._handle:
+            raise BackendError(f"no memory or threads for the compiled kernels ({threads} threads); ask for fewer")
+
+    @property
+    def here(self) -> bool:
+        """Whether this process has the threads; a forked child does not."""
+        return self._process == os.getpid()
+
+    @property
+    def handle(self) -> int:
+        if not self.here:  # its threads stayed in the parent: a job would wait for them for ever
+            raise BackendError("the engine was loaded before this process was forked; load it in the child, or spawn")
+        if self._handle is None:
+            raise BackendError("the engine is closed")
+        return int(self._handle)
+
+    def close(self) -> None:
+        handle, self._handle = self._handle, None
+        if handle is not None and self.here:  # a forked child has no threads to end, and would wait for them
+            self._library.visavis_workers_free(handle)
+
+    def __del__(self) -> None:
+        if getattr(self, "_handle", None) is not None:
+            self.close()

@@ -1,0 +1,124 @@
+// Vectors of floats in the compiler's own vector types, whatever their width here; bfloat16 and int8 widened into them.
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+#include <cstring>
+#include <utility>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16;  // floats in a register
+#elif defined(__AVX2__)
+constexpr int LANES = 8;
+#else
+constexpr int LANES = 4;
+#endif
+typedef float vfloat __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef uint32_t vuint __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef int32_t vint __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
+typedef int8_t vbyte __attribute__((vector_size(LANES), aligned(1), may_alias));
+
+enum DType : int32_t { F32 = 0, BF16 = 1, INT8 = 2 };
+constexpr int bytes_of(int dtype) { return dtype == F32 ? 4 : dtype == BF16 ? 2 : 1; }
+
+inline vfloat splat(float x) { return x - vfloat{}; }  // "+" would cost an addition: -0 + 0 is 0
+
+template <int... I>
+inline vfloat pick(vfloat a, vfloat b) {  // lanes I of a and b side by side
+#if defined(__clang__) || __GNUC__ >= 12
+    return __builtin_shufflevector(a, b, I...);
+#else  // GCC 11 and older, as in Ubuntu 22.04
+    return __builtin_shuffle(a, b, vint{I...});
+#endif
+}
+
+// Sums of several vectors at once: at each level two vectors whose groups of W lanes belong together become one with
+// groups of W / 2. After log2(LANES) levels lane i holds the sum of vector i.
+template <int W, int OFF>
+constexpr int half_of(int i) {
+    int from = i / (LANES / 2), j = i % (LANES / 2);
+    return from * LANES + j / (W / 2) * W + OFF * (W / 2) + j % (W / 2);
+}
+template <int W, int... I>
+inline vfloat fold(vfloat a, vfloat b, std::integer_sequence<int, I...>) {
+    return pick<half_of<W, 0>(I)...>(a, b) + pick<half_of<W, 1>(I)...>(a, b);
+}
+template <int W, int N>
+inline vfloat sum_lanes(const vfloat* v) {  // N vectors, groups of W lanes
+    if constexpr (W == 1) {
+        return v[0];
+    } else if constexpr (N == 1) {
+        vfloat one = fold<W>(v[0], v[0], std::make_integer_sequence<int, LANES>());
+        return sum_lanes<W / 2, 1>(&one);
+    } else {
+        vfloat half[(N + 1) / 2];
+        for (int i = 0; i < N / 2; i++) half[i] = fold<W>(v[2 * i], v[2 * i + 1], std::make_integer_sequence<int, LANES>());
+        if constexpr (N % 2) half[N / 2] = fold<W>(v[N - 1], v[N - 1], std::make_integer_sequence<int, LANES>());
+        return sum_lanes<W / 2, (N + 1) / 2>(half);
+    }
+}
+inline float hsum(vfloat v) { return sum_lanes<LANES, 1>(&v)[0]; }
+inline vfloat load(const float* p) { return *reinterpret_cast<const vfloat*>(p); }
+inline void store(float* p, vfloat v) { *reinterpret_cast<vfloat*>(p) = v; }
+
+inline float bf16_to_float(uint16_t b) {
+    uint32_t u = uint32_t(b) << 16;
+    float f;
+    std::memcpy(&f, &u, 4);
+    return f;
+}
+inline uint16_t float_to_bf16(float f) {  // round to nearest even
+    uint32_t u;
+    std::memcpy(&u, &f, 4);
+    if ((u & 0x7fffffff) > 0x7f800000) return uint16_t((u >> 16) | 0x40);
+    return uint16_t((u + 0x7fff + ((u >> 16) & 1)) >> 16);
+}
+
+// exp to about 1 ulp (Cephes polynomial), clamped where float32 ends.
+inline vfloat vexp(vfloat x) {
+    const vfloat hi = splat(88.3762626647949f), lo = splat(-87.3365478515625f);
+    x = x > hi ? hi : x;
+    x = x < lo ? lo : x;
+    vfloat n = x * 1.44269504088896341f + 0.5f;
+    vint ni = __builtin_convertvector(n, vint);
+    vfloat nf = __builtin_convertvector(ni, vfloat);
+    vint less = nf > n;  // truncation went up for negatives: step back (mask is -1)
+    ni += less;
+    nf = __builtin_convertvector(ni, vfloat);
+    x -= nf * 0.693359375f;
+    x -= nf * -2.12194440e-4f;
+    vfloat y = splat(1.9875691500E-4f);
+    y = y * x + 1.3981999507E-3f;
+    y = y * x + 8.3334519073E-3f;
+    y = y * x + 4.1665795894E-2f;
+    y = y * x + 1.6666665459E-1f;
+    y = y * x + 5.0000001201E-1f;
+    y = y * x * x + x + 1.0f;
+    vint bits = (ni + 127) << 23;
+    return y * reinterpret_cast<vfloat&>(bits);
+}
+
+// Widening loads. GCC (to 12 at least) scalarises __builtin_convertvector from narrow integers, hence the intrinsics.
+inline vfloat widen_int8(const int8_t* p) {
+#if defined(__AVX512F__)
+    __m512 v = _mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))));
+    return reinterpret_cast<vfloat&>(v);
+#else
+    vfloat v;
+    for (int i = 0; i < LANES; i++) v[i] = float(p[i]);
+    return v;
+#endif
+}
+inline vfloat widen_bf16(const uint16_t* p) {
+#if defined(__AVX512F__)
+    __m512i v = _mm512_slli_epi32(_mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p))), 16);
+    return reinterpret_cast<vfloat&>(v);
+#else
+    vuint v;
+    for (int i = 0; i < LANES; i++) v[i] = uint32_t(p[i]) << 16;
+    return reinterpret_cast<vfloat&>(v);
+#endif
+}

@@ -1,0 +1,150 @@
+// Threads, and the phases of a job that they share.
+#pragma once
+
+#include <atomic>
+#include <condition_variable>
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+#include <mutex>
+#include <thread>
+#include <utility>
+#include <vector>
+
+inline void relax() {
+#if defined(__x86_64__)
+    __builtin_ia32_pause();
+#elif defined(__aarch64__)
+    asm volatile("yield");
+#endif
+}
+
+// Phases of a step, done one after the other by whichever threads come. A phase is a number of chunks; a thread claims
+// the next one, and the phase is over when all are done, not when all threads have come by. Tickets carry the number of
+// the step, so a thread that wakes late finds that its step is over and touches nothing.
+class Phases {
+  public:
+    explicit Phases(int most) : phases_(most) {}
+    void set(int phase, int chunks) { phases_[phase].chunks.store(chunks, std::memory_order_relaxed); }
+    void open(uint32_t step, int count) {
+        count_.store(count, std::memory_order_relaxed);
+        for (int i = 0; i < count; i++) {
+            Phase& p = phases_[i];
+            p.done.store(uint64_t(step) << 32, std::memory_order_relaxed);
+            p.ticket.store(uint64_t(step) << 32, std::memory_order_release);
+        }
+    }
+    template <class F>
+    void work(uint32_t step, F&& f) {  // f(phase, chunk)
+        for (int i = 0; i < count_.load(std::memory_order_relaxed); i++) {
+            Phase& p = phases_[i];
+            for (uint64_t ticket = p.ticket.load(std::memory_order_acquire);;) {
+                if (uint32_t(ticket >> 32) != step) return;
+                if (uint32_t(ticket) >= uint32_t(p.chunks.load(std::memory_order_relaxed))) break;
+                if (!p.ticket.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
+                f(i, int(uint32_t(ticket)));
+                p.done.fetch_add(1, std::memory_order_release);
+                ticket = p.ticket.load(std::memory_order_acquire);
+            }
+            for (int spins = 0;; spins++) {
+                uint64_t done = p.done.load(std::memory_order_acquire);
+                if (uint32_t(done >> 32) != step) return;
+                if (uint32_t(done) >= uint32_t(p.chunks.load(std::memory_order_relaxed))) break;
+                if (spins < 500) relax();
+                else std::this_thread::yield();
+            }
+        }
+    }
+
+  private:
+    struct Phase {
+        alignas(64) std::atomic<uint64_t> ticket{0};  // step << 32 | next chunk
+        alignas(64) std::atomic<uint64_t> done{0};    // step << 32 | chunks done
+        std::atomic<int32_t> chunks{0};
+    };
+    std::vector<Phase> phases_;
+    std::atomic<int> count_{0};
+};
+
+// The caller's thread and others that help it, for one job after the other.
+class Workers {
+  public:
+    Workers(int threads, int most_phases) : threads_(threads), phases_(most_phases) {
+        try {
+            for (int t = 1; t < threads; t++) helpers_.emplace_back([this, t] { help(t); });
+        } catch (...) {  // the process may have no more threads: end the ones there are
+            stop();
+            throw;
+        }
+    }
+    ~Workers() { stop(); }
+    Workers(const Workers&) = delete;
+    int threads() const { return threads_; }
+
+    // Does every chunk of `count` phases, whose numbers of chunks `chunks(phase)` says: call(thread, phase, chunk).
+    template <class Chunks, class F>
+    void run(int count, Chunks chunks, F& call) {
+        for (int i = 0; i < count; i++) phases_.set(i, chunks(i));
+        call_ = [](void* self, int t, int phase, int chunk) { (*static_cast<F*>(self))(t, phase, chunk); };
+        job_ = &call;
+        uint32_t step = step_.load(std::memory_order_relaxed) + 1;
+        if (step == 0) step = 1;
+        phases_.open(step, count);
+        { std::lock_guard<std::mutex> lock(mutex_); step_.store(step, std::memory_order_release); }
+        wake_.notify_all();
+        work(0, step);
+    }
+
+  private:
+    void work(int t, uint32_t step) {
+        phases_.work(step, [&](int phase, int chunk) { call_(job_, t, phase, chunk); });
+    }
+    void stop() {
+        { std::lock_guard<std::mutex> lock(mutex_); stop_ = true; }
+        wake_.notify_all();
+        for (auto& h : helpers_) h.join();
+    }
+    void help(int t) {
+        uint32_t seen = 0;
+        for (;;) {
+            for (int spins = 0; step_.load(std::memory_order_acquire) == seen && !stop_ && spins < 4000; spins++) relax();
+            if (step_.load(std::memory_order_acquire) == seen) {
+                std::unique_lock<std::mutex> lock(mutex_);
+                wake_.wait(lock, [&] { return stop_ || step_.load() != seen; });
+            }
+            if (stop_) return;
+            seen = step_.load(std::memory_order_acquire);
+            work(t, seen);
+        }
+    }
+    int threads_;
+    Phases phases_;
+    void (*call_)(void*, int, int, int) = nullptr;  // read by whoever holds a chunk, so never while it changes
+    void* job_ = nullptr;
+    std::vector<std::thread> helpers_;
+    std::mutex mutex_;
+    std::condition_variable wake_;
+    std::atomic<uint32_t> step_{0};  // of the job at hand; 0: none yet
+    std::atomic<bool> stop_{false};
+};
+
+// Cache-line aligned memory: a 64-byte load that crosses a line costs two.
+class Buffer {
+  public:
+    void resize(size_t n) {
+        if (n <= size_) return;
+        std::free(data_);
+        size_ = n;
+        data_ = static_cast<float*>(std::aligned_alloc(64, (n * sizeof(float) + 63) / 64 * 64));
+        if (!data_) std::abort();
+        std::memset(data_, 0, n * sizeof(float));
+    }
+    Buffer() = default;
+    Buffer(Buffer&& other) noexcept : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+    ~Buffer() { std::free(data_); }
+    float* data() { return data_; }
+
+  private:
+    float* data_ = nullptr;
+    size_t size_ = 0;
+};
