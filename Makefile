@@ -26,7 +26,10 @@ $(BIN)/python:
 $(VENV)/.torch-$(TORCH): | $(BIN)/python
 	@if [ "$(TORCH)" = cpu ]; then \
 	  echo "Installing the CPU build of torch …" && $(BIN)/pip install -q --disable-pip-version-check uv && \
-	  $(BIN)/uv pip install -q --python $(BIN)/python --torch-backend cpu "$(TORCH_REQUIREMENT)"; fi
+	  { $(BIN)/uv pip install -q --python $(BIN)/python --torch-backend cpu "$(TORCH_REQUIREMENT)" || { \
+	    echo "make: the CPU build of torch comes from PyTorch's own index, https://download.pytorch.org/whl/cpu; if that" \
+	      "cannot be reached, make $(MAKECMDGOALS) without TORCH=cpu takes the package index's build (several GB on Linux)," \
+	      "or install a CPU build of torch into $(VENV) yourself and run make $(MAKECMDGOALS) again" >&2; exit 2; }; }; fi
 	@touch $@
 
 $(VENV)/.demo: pyproject.toml $(VENV)/.torch-$(TORCH)

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 
 from tests.unit.chat.making import png
+from tests.unit.servers.scripted import QuietServer
 from visavis.chat import addresses
 from visavis.chat.addresses import is_public
 from visavis.chat.fetch import PERMISSIVE, STRICT, FetchPolicy
@@ -63,7 +64,7 @@ def serve(server: Server, tls: ssl.SSLContext | None = None) -> http.server.Thre
         def log_message(self, *args: Any) -> None:
             pass
 
-    httpd = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    httpd = QuietServer(("127.0.0.1", 0), Handler)
     if tls is not None:
         httpd.socket = tls.wrap_socket(httpd.socket, server_side=True, do_handshake_on_connect=False)
     server.port = httpd.server_address[1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,6 +13,16 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 Answer = Callable[["Exchange"], None]
+
+
+class QuietServer(ThreadingHTTPServer):
+    """Says nothing of clients that leave or do not trust it, as tests want them to; other faults are shown."""
+
+    daemon_threads = True
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        if not isinstance(sys.exception(), OSError):  # ssl.SSLError is one
+            super().handle_error(request, client_address)
 
 
 class Exchange:
@@ -105,8 +116,7 @@ def serving(server: Server) -> Iterator[Server]:
         def log_message(self, *args: Any) -> None:
             pass
 
-    listening = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    listening.daemon_threads = True
+    listening = QuietServer(("127.0.0.1", 0), Handler)
     threading.Thread(target=listening.serve_forever, args=(0.02,), daemon=True).start()
     server.url = f"http://127.0.0.1:{listening.server_address[1]}/v1"
     try:

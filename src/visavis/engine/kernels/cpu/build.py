@@ -112,7 +112,7 @@ def _cache_folder() -> Path:
 
 def main() -> int:
     try:
-        print(find_library())
+        print(f"CPU kernels of the native engine: {find_library()}")
     except BuildError as error:
         print(f"not built: {error}; the native engine runs on torch alone, slower", file=sys.stderr)
     return 0
