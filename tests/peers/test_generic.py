@@ -1,6 +1,7 @@
-"""Families that run through transformers' own processor: the same tokens from vLLM as from transformers.
+"""Families that run through transformers' own processor: the same tokens from the peers as from transformers.
 
-vLLM runs the model's processor itself, in its environment's transformers; the prompt ids it reports are compared.
+vLLM and SGLang run the model's processor themselves, in their environments' transformers; the prompt ids they report
+are compared. What they do not run is in docs/backends.md with the reason.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from visavis.sampling import SamplingParams
 
 pytestmark = pytest.mark.peers
 
-MAKERS = {"llava": tiny_generic.make_llava, "idefics3": tiny_generic.make_idefics3}
+PEERS = {"llava": ["vllm"], "idefics3": ["vllm"], "smolvlm": ["vllm", "sglang"]}
 
 
 def _named_as_published(folder: Path) -> None:
@@ -37,10 +38,11 @@ def _named_as_published(folder: Path) -> None:
     save_file({published(k): v for k, v in load_file(file).items()}, file, metadata={"format": "pt"})
 
 
-@pytest.mark.parametrize("family", sorted(MAKERS))
+@pytest.mark.parametrize("family", PEERS)
 def test_generic_models_say_the_same_tokens(start: Callable[..., WorkerModel], tmp_path: Path, family: str) -> None:
-    worker("vllm")  # skips first
-    folder = MAKERS[family](tmp_path / family, hidden=64, heads=2, kv_heads=1)
+    for engine in PEERS[family]:
+        worker(engine)  # skips first
+    folder = tiny_generic.FAMILIES[family](tmp_path / family, hidden=64, heads=2, kv_heads=1)
     if family == "llava":
         _named_as_published(folder)
     image = np.random.default_rng(5).integers(0, 256, (60, 90, 3), dtype=np.uint8)
@@ -49,11 +51,11 @@ def test_generic_models_say_the_same_tokens(start: Callable[..., WorkerModel], t
         [{"role": "user", "content": [{"type": "image", "image": image}, {"type": "text", "text": "what is it"}]}],
     ]
     got = {}
-    for engine in ("hf", "vllm"):
-        model = start(engine, folder, enforce_eager=engine == "vllm", max_num_seqs=None)
+    for engine in ("hf", *PEERS[family]):
+        model = start(engine, folder, enforce_eager=engine != "hf", max_num_seqs=None)
         prompts = [model.prepare(c) for c in conversations]
         done = model.complete(prompts, SamplingParams(max_tokens=16, ignore_eos=True))
         assert [c.error for c in done] == [None, None]
         got[engine] = [c.token_ids for c in done]
         model.close()
-    assert got["vllm"] == got["hf"]
+    assert all(ids == got["hf"] for ids in got.values())

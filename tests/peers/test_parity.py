@@ -16,6 +16,7 @@ from tests.peers import make_environment
 from tests.peers.conftest import worker
 from visavis.backends.worker import WorkerModel
 from visavis.completion import Completion
+from visavis.errors import OptionError
 from visavis.prompt import Prompt
 from visavis.sampling import SamplingParams
 
@@ -80,15 +81,24 @@ def _reference(start: Start, folder: Path, conversations: list[Any]) -> tuple[li
     return _REFERENCES[key]
 
 
-def _check(start: Start, engine: str, folder: Path, conversations: list[Any], asked: slice = slice(None)) -> None:
+def _check(
+    start: Start,
+    engine: str,
+    folder: Path,
+    conversations: list[Any],
+    *,
+    asked: slice = slice(None),
+    **options: Any,
+) -> WorkerModel:
     worker(engine)  # skips before the references are made
     prompts, expected = (values[asked] for values in _reference(start, folder, conversations))
-    model = start(engine, folder)
+    model = start(engine, folder, **options)
     alone, together = _answers(model, prompts)
     assert [c.error for c in (*alone, *together)] == [None] * 2 * len(prompts)
     assert [c.token_ids for c in alone] == expected
     assert [c.token_ids for c in together] == expected
     assert {len(ids) for ids in expected} == {NUM_TOKENS}
+    return model
 
 
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
@@ -105,7 +115,14 @@ def test_vision_models_say_the_same_tokens_for_no_one_and_two_images_and_a_video
     """The video is two pairs of frames, short enough that all engines place the text after it alike. SGLang's
     Qwen2.5-VL tower looks across frames where transformers' does not (docs/backends.md)."""
     video = (engine, family) != ("sglang", "qwen2_5_vl")
-    _check(start, engine, tiny(family), _conversations(images=True, video=True), asked=slice(None if video else -1))
+    limits = {"image": 2, "video": 1}
+    asked = slice(None if video else -1)
+    model = _check(
+        start, engine, tiny(family), _conversations(images=True, video=True), asked=asked, limit_per_prompt=limits
+    )
+    three = [{"type": "image", "image": _image(64, 64, seed)} for seed in range(3)]
+    with pytest.raises(OptionError, match="3 images and limit_per_prompt allows 2"):
+        model.complete([model.prepare([{"role": "user", "content": three}])])
 
 
 def test_a_real_small_model_says_the_same_tokens(start: Start) -> None:
