@@ -17,7 +17,7 @@ pytestmark = pytest.mark.e2e
 
 COMMAND = Path(sys.executable).with_name("visavis")
 SAMPLES = Path(__file__).parents[2] / "src" / "visavis" / "assets" / "samples"
-SCREEN = str(SAMPLES / "01-wizard.png")
+SCREEN = str(SAMPLES / "01-phone.png")
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "NO_COLOR": "1", "HF_HUB_OFFLINE": "1"}
 
 
