@@ -84,6 +84,7 @@ class Completion:
     media_sizes: tuple[MediaSize, ...] = ()
     box_format: BoxFormat = "none"
     alternatives: tuple[Completion, ...] = field(default=())  # the other answers when n > 1
+    valid: bool | None = None  # whether the text matches `sampling.structured`; None: nothing was asked, or unknown
     reported_tokens: int | None = None  # the answer's tokens as a server counted them that gave no ids
 
     def __repr__(self) -> str:

@@ -9,6 +9,7 @@ from visavis.detokenize import TextStream, Vocabulary, dropped_ids
 
 if TYPE_CHECKING:
     from visavis.backends.base import EngineRequest, ModelInterface, TokenEvent
+    from visavis.sampling import ResolvedSampling
 
 __all__ = ["Answer"]
 
@@ -85,8 +86,9 @@ class Answer:
 
     def _end(self, reason: FinishReason, stop_reason: int | str | None, error: str | None = None) -> None:
         model, prompt, sampling = self._model, self.request.prompt, self.request.sampling
+        text = "".join(self._text)
         self.completion = Completion(
-            text="".join(self._text),
+            text=text,
             token_ids=tuple(self._token_ids),
             finish_reason=reason,
             stop_reason=stop_reason,
@@ -105,6 +107,16 @@ class Answer:
             logprobs=tuple(self._logprobs) if sampling.logprobs is not None else None,
             prompt_logprobs=self._prompt_logprobs if sampling.prompt_logprobs is not None else None,
             error=(error or "unknown failure") if reason == "error" else None,
+            valid=None if sampling.structured is None else self._matches(text, sampling),
             media_sizes=tuple(MediaSize(m.original_size, m.size) for m in prompt.media if m.kind == "image"),
             box_format=prompt.box_format,
         )
+
+    def _matches(self, text: str, sampling: ResolvedSampling) -> bool | None:
+        """Whether the answer is what `sampling.structured` asked for, its end token left aside."""
+        from visavis.sampling.grammar import accepts
+
+        assert sampling.structured is not None
+        if sampling.special_tokens == "all" and self._token_ids and self._token_ids[-1] in sampling.end_token_ids:
+            text = text.removesuffix(self._model._family().tokenizer.decode(self._token_ids[-1:]))
+        return accepts(sampling.structured, text)

@@ -23,6 +23,7 @@ from visavis.sampling import ALL_FIELDS
 if TYPE_CHECKING:
     from visavis.backends.hf_generate import TokenHook
     from visavis.backends.hf_load import LoadedModel
+    from visavis.engine.structured import Grammars
 
 __all__ = ["HuggingFaceModel"]
 
@@ -46,6 +47,7 @@ class HuggingFaceModel(ModelInterface):
         self._aborted: set[int] = set()
         self._max_num_seqs = DEFAULT_MAX_NUM_SEQS
         self._cache_implementation: str | None = None
+        self._known_grammars: Grammars | None = None
 
     def capabilities(self) -> Capabilities:
         family = self._family()
@@ -120,6 +122,7 @@ class HuggingFaceModel(ModelInterface):
         if executor is not None:
             executor.shutdown(wait=True, cancel_futures=True)
         loaded, self._loaded = self._loaded, None
+        self._known_grammars = None
         if loaded is None:
             return
         import torch
@@ -168,6 +171,9 @@ class HuggingFaceModel(ModelInterface):
             seqs = [
                 EngineSequence(r.index, str(r.index), r.prompt, r.sampling, list(r.prompt.token_ids), ()) for r in batch
             ]
+            for seq in seqs:
+                if seq.sampling.structured is not None:
+                    seq.grammar = self._grammars(loaded.vocab_size).start(seq.sampling.structured, seq.sampling)
             sampler = Sampler(loaded.vocab_size, loaded.device)
             self._hook = TokenHook(batch, seqs, sampler, time.perf_counter() - submitted, loaded.dtype)
             generation = Generation(
@@ -193,6 +199,14 @@ class HuggingFaceModel(ModelInterface):
             if generation is not None:
                 generation.close()
             self._hook = None
+
+    def _grammars(self, vocab_size: int) -> Grammars:
+        """Kept, as the library's own tokenizer takes a while to make."""
+        if self._known_grammars is None:
+            from visavis.engine.structured import Grammars
+
+            self._known_grammars = Grammars(vocab_size, self._family().tokenizer_json)
+        return self._known_grammars
 
     def _prompt_logprobs(self, request: EngineRequest) -> TokenEvent:
         from visavis.backends.hf_prompt import prompt_logprobs

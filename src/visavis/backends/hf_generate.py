@@ -14,8 +14,9 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 
 from visavis.backends.base import EngineRequest, TokenEvent
 from visavis.completion import FinishReason, TokenLogprobs
-from visavis.engine.sampler import NO_TOKEN_LEFT, NOTHING_ALLOWED, Sampler, is_plain
+from visavis.engine.sampler import NOTHING_ALLOWED, Sampler, is_plain, why_nothing
 from visavis.engine.sequence import Sequence as EngineSequence
+from visavis.engine.structured import completes
 
 __all__ = ["Generation", "TokenHook"]
 
@@ -102,7 +103,7 @@ class TokenHook:
         elif not finite:
             reason, error = "error", self._not_finite()
         elif token_id == NOTHING_ALLOWED:
-            reason, error = "error", NO_TOKEN_LEFT
+            reason, error = "error", why_nothing(seq)
         if reason is not None:
             self._running[i] = False
             self.events.put(TokenEvent(request.index, finish_reason=reason, error=error, queue_s=self._queue_s))
@@ -111,6 +112,8 @@ class TokenHook:
         stop_reason = None
         if token_id in seq.end_token_ids:
             reason, stop_reason = "stop", token_id
+        elif completes(seq.grammar, token_id):
+            reason = "stop"
         elif seq.num_output_tokens >= seq.sampling.max_tokens:
             reason = "length"
         self._running[i] = reason is None

@@ -77,7 +77,7 @@ class NativeModel(ModelInterface):
                 progress(phase, begun + seconds)
 
         config = EngineConfig(**{name: getattr(options, name) for name in SHARED}, **extra)
-        self._engine = engine = NativeEngine(folder.path, folder.config, config, report)
+        self._engine = engine = NativeEngine(folder.path, folder.config, config, report, self._tokenizer_json)
         loaded = time.perf_counter() - start
         settings = engine.settings
         dtype = str(settings.dtype).removeprefix("torch.")
@@ -107,6 +107,9 @@ class NativeModel(ModelInterface):
             },
             marks=marks,
         )
+
+    def _tokenizer_json(self) -> str:
+        return self._family().tokenizer_json()
 
     def _close(self) -> None:
         engine, self._engine = self._engine, None

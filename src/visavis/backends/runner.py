@@ -11,13 +11,29 @@ from typing import TYPE_CHECKING
 from visavis.backends.answer import Answer
 from visavis.backends.base import Capabilities, EngineRequest, ModelInterface
 from visavis.completion import Completion, Delta
-from visavis.errors import BackendError, ContextLengthError, InputError, OptionError, VisavisError, shorten
-from visavis.sampling import ResolvedSampling, SamplingParams
+from visavis.errors import (
+    BackendError,
+    ContextLengthError,
+    InputError,
+    MissingExtraError,
+    OptionError,
+    VisavisError,
+    shorten,
+)
+from visavis.sampling import ResolvedSampling, SamplingParams, StructuredOutput
 
 if TYPE_CHECKING:
     from visavis.prompt import Prompt
 
-__all__ = ["check_arrivals", "check_limits", "check_request", "derived_seed", "run_batch", "warm_up"]
+__all__ = [
+    "check_arrivals",
+    "check_limits",
+    "check_request",
+    "check_structured",
+    "derived_seed",
+    "run_batch",
+    "warm_up",
+]
 
 _RUNNER_FIELDS = frozenset({"max_tokens", "n", "stop", "stop_token_ids", "eos_token_ids", "special_tokens"})
 """Fields of ResolvedSampling that every backend honours: the runner does them, or `end_token_ids` and length do."""
@@ -204,6 +220,7 @@ def check_request(engine: str, can: Capabilities, prompt: Prompt, sampling: Reso
             raise OptionError(
                 f"{engine} cannot honour {f.name} {shorten(value)} ({origin}); leave it out or use another backend"
             )
+    check_structured(engine, sampling.structured)
     for item in prompt.media:
         if not (can.images if item.kind == "image" else can.videos):
             where = item.where or item.source or f"the {item.kind}"
@@ -220,6 +237,20 @@ def check_limits(prompt: Prompt, limits: Mapping[str, int] | None) -> None:
                 f"the prompt has {len(items)} {kind}s and limit_per_prompt allows {most}"
                 f"{f' ({first} is one too many)' if first else ''}; raise it ({kind}={len(items)}) or leave some out"
             )
+
+
+def check_structured(engine: str, structured: StructuredOutput | None) -> None:
+    """Raises OptionError for a schema, expression or grammar that makes no sense, MissingExtraError where this engine
+    needs a library for it that is not installed."""
+    if structured is None:
+        return
+    from visavis.sampling import grammar
+
+    try:
+        grammar.check(structured)
+    except MissingExtraError:
+        if engine in ("native", "hf"):  # the others have their own
+            raise
 
 
 _NEUTRAL = ResolvedSampling(max_tokens=1)

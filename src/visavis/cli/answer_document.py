@@ -80,6 +80,7 @@ def _answer(completion: Completion, tokenizer: TextTokenizer) -> dict[str, Any]:
         "token_ids": list(completion.token_ids),
         "finish_reason": completion.finish_reason,
         "stop_reason": completion.stop_reason,
+        "valid": completion.valid,
         "box_format": completion.box_format,
         "boxes": [{"image": i + 1, **completion.boxes(i).as_dict()} for i in images],
         "logprobs": _logprobs(completion.logprobs, tokenizer),

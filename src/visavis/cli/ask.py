@@ -211,6 +211,11 @@ def _print_after(output: Output, completion: Completion, load_s: float, tokenize
                 output.say(f"{name} {tokenizer.decode([entry.token_id])!r} {entry.logprob:.3f}  best: {top}")
     for note in completion.sampling.notes:
         output.say(f"note: {note}")
+    for number, answer in enumerate((completion, *completion.alternatives), start=1):
+        if answer.valid is False and answer.error is None:
+            which = f"answer {number}" if completion.alternatives else "the answer"
+            cut = " yet: it was cut off; give more --max-tokens" if answer.finish_reason == "length" else ""
+            output.say(f"note: {which} does not match what was asked for{cut}")
     times = completion.timings
     image_tokens = f", {completion.image_tokens} of images" if completion.image_tokens else ""
     parts = [

@@ -8,6 +8,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
 from visavis.cli.parser import words
+from visavis.cli.structured_flags import add_structured_options, structured_option
 from visavis.errors import OptionError, shorten
 
 if TYPE_CHECKING:
@@ -109,6 +110,7 @@ def add_sampling_options(parser: ArgumentParser, *, single: bool) -> None:
         action="store_true",
         help="take what is not given here from the model folder's generation_config.json",
     )
+    add_structured_options(parser)
     if single:
         group.add_argument("--n", metavar="N", help="answers to draw (default: 1)")
         group.add_argument("--logprobs", metavar="K", help="log-probabilities of the K best tokens at each step")
@@ -129,6 +131,7 @@ def sampling_params(args: Namespace) -> SamplingParams:
         "logit_bias": [_bias(text) for text in args.logit_bias] if args.logit_bias else None,
         "bad_words": args.bad_word,
         "special_tokens": args.special_tokens,
+        "structured": structured_option(args),
     }
     asked = SamplingParams.from_mapping({k: v for k, v in given.items() if v is not None}, where="command line")
     described = described_by(args)
@@ -142,10 +145,11 @@ def check_sampling(
 ) -> None:
     """What every engine will refuse, refused before one is started: values out of range, a prompt that does not fit or
     has too many images."""
-    from visavis.backends.runner import check_limits
+    from visavis.backends.runner import check_limits, check_structured
     from visavis.sampling import resolve
 
     check_limits(prompt, options.limit_per_prompt)
+    check_structured(getattr(args, "backend", ""), sampling.structured)
     resolve(
         sampling,
         prompt_tokens=len(prompt),

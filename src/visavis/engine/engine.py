@@ -26,10 +26,11 @@ from visavis.engine.models.vision import VisionTower
 from visavis.engine.out_of_memory import first_line, is_out_of_memory
 from visavis.engine.requests import make_sequence
 from visavis.engine.runner import Runner
-from visavis.engine.sampler import NO_TOKEN_LEFT, NOTHING_ALLOWED, Sampler
+from visavis.engine.sampler import NOTHING_ALLOWED, Sampler, why_nothing
 from visavis.engine.scheduler import ScheduledStep, Scheduler
 from visavis.engine.sequence import Sequence
 from visavis.engine.statistics import Counters, EngineStatistics, snapshot
+from visavis.engine.structured import Grammars, completes
 from visavis.errors import BackendError, OptionError, shorten
 from visavis.prompt import Prompt
 from visavis.sampling import ResolvedSampling
@@ -63,8 +64,11 @@ class NativeEngine:
         config: Mapping[str, Any],
         engine_config: EngineConfig | None = None,
         progress: Progress | None = None,
+        tokenizer_json: Callable[[], str] | None = None,
     ) -> None:
         """Loads the folder `model_path`, whose config.json is `config`.
+
+        `tokenizer_json` gives the tokenizer's text to structured output; None: the folder's tokenizer.json is read.
 
         `progress` is called as (phase, seconds since the start) when a phase begins. Raises ModelError for the
         folder and OptionError for settings that do not fit it.
@@ -109,6 +113,7 @@ class NativeEngine:
         )
         self.scheduler = Scheduler(self.pool, self.settings.max_num_seqs, self.settings.max_num_batched_tokens)
         self.sampler = Sampler(c.vocab_size, device)
+        self.grammars = Grammars(c.vocab_size, tokenizer_json or (Path(model_path) / "tokenizer.json").read_text)
         self._sequences: dict[str, Sequence] = {}
         self.counters = Counters()
         self._uids = itertools.count()
@@ -140,6 +145,8 @@ class NativeEngine:
         self._check_open()
         uid = next(self._uids)
         seq = make_sequence(uid, request_id, prompt, sampling, self.model_config, self.max_model_len, priority)
+        if sampling.structured is not None:
+            seq.grammar = self.grammars.start(sampling.structured, sampling)
         self.scheduler.name_blocks(seq)
         return seq
 
@@ -249,7 +256,7 @@ class NativeEngine:
                 "float16 overflows on models made for bfloat16: try another dtype",
             )
         if token_id == NOTHING_ALLOWED:
-            return self._fail(seq, NO_TOKEN_LEFT)
+            return self._fail(seq, why_nothing(seq))
         first = seq.num_output_tokens == 0
         seq.token_ids.append(token_id)
         self.counters.token(seq)
@@ -257,6 +264,8 @@ class NativeEngine:
         stop_reason = None
         if token_id in seq.end_token_ids and seq.num_output_tokens > seq.sampling.min_tokens:
             reason, stop_reason = "stop", token_id
+        elif completes(seq.grammar, token_id):
+            reason = "stop"
         elif seq.num_output_tokens >= seq.sampling.max_tokens or seq.num_tokens >= self.max_model_len:
             reason = "length"
         if reason is not None:

@@ -21,14 +21,12 @@ from visavis.engine.logprobs import RankedLogprobs, rank, unpack
 from visavis.engine.penalties import PenaltyState, is_penalised
 from visavis.engine.sampling_batch import SamplingBatch
 from visavis.engine.sequence import Sequence
+from visavis.engine.structured import allowed_bias
 
-__all__ = ["NOTHING_ALLOWED", "NO_TOKEN_LEFT", "PendingTokens", "Sampled", "Sampler", "is_plain"]
+__all__ = ["NOTHING_ALLOWED", "PendingTokens", "Sampled", "Sampler", "is_plain", "why_nothing"]
 
 NOTHING_ALLOWED = -1
 """The token of a row in which every token is banned."""
-
-NO_TOKEN_LEFT = "bans leave no token to go on with: loosen bad_words, or what the answer must match"
-"""What its request fails with."""
 
 
 @dataclass(slots=True)
@@ -129,6 +127,12 @@ class Sampler:
         if (bans := batch.ends_now()) is not None:
             assert batch.ends is not None
             logits.index_put_(batch.ends, bans, accumulate=True)
+        if batch.grammars:
+            bias = allowed_bias(batch.grammars, self.vocab_size, self.device)
+            if isinstance(batch.grammar_rows, slice):
+                logits += bias
+            elif batch.grammar_rows is not None:
+                logits.index_add_(0, batch.grammar_rows, bias)
         if batch.penalties is not None:
             self.penalties.apply(logits, batch.penalties)
 
@@ -154,3 +158,10 @@ def is_plain(seq: Sequence) -> bool:
         and seq.grammar is None
         and (seq.num_output_tokens >= p.min_tokens or not seq.end_token_ids)
     )
+
+
+def why_nothing(seq: Sequence) -> str:
+    """Why a request got NOTHING_ALLOWED."""
+    if seq.grammar is not None and seq.grammar.error is not None:
+        return seq.grammar.error
+    return "bans leave no token to go on with: loosen bad_words, or what the answer must match"

@@ -53,7 +53,7 @@ class SamplingBatch:
         self._set_min_tokens(params, lengths)
 
         grammars = [(row, seq) for row, seq in enumerate(seqs) if seq.grammar is not None]
-        self.grammar_rows = [row for row, _ in grammars]
+        self.grammar_rows = self._rows([row for row, _ in grammars], len(seqs))
         self.grammars = [seq.grammar for _, seq in grammars if seq.grammar is not None]
         self.masks = bool(words or grammars or self.ends is not None)
         self.needs_host_tokens = bool(self.phrases or grammars)

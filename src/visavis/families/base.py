@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from visavis.chat.types import Conversation, Text, VideoDefaults
+from visavis.errors import OptionError
 from visavis.prompt import BoxFormat, ChatSource, PatchRule, Prompt, Turn
 
 if TYPE_CHECKING:
@@ -80,6 +81,13 @@ class Family(ABC):
         """How many token ids the model has, often more than its tokenizer; None where the config does not say."""
         value = self.folder.text_config.get("vocab_size")
         return value if isinstance(value, int) else None
+
+    def tokenizer_json(self) -> str:
+        """The tokenizer as the text of a tokenizer.json, for libraries that read one. Raises OptionError."""
+        backend = getattr(self.tokenizer, "backend", None)
+        if backend is None:
+            raise OptionError(f"{self.folder.name}: its tokenizer cannot be given to another library")
+        return str(backend.to_str())
 
     @property
     @abstractmethod

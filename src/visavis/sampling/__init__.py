@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from visavis.sampling.params import ALL_FIELDS, ResolvedSampling, SamplingParams, SpecialTokens
 from visavis.sampling.rules import DEFAULT_MAX_TOKENS, resolve
+from visavis.sampling.structured import StructuredOutput
 from visavis.sampling.values import MAX_LOGPROBS
 
 __all__ = [
@@ -23,5 +24,6 @@ __all__ = [
     "ResolvedSampling",
     "SamplingParams",
     "SpecialTokens",
+    "StructuredOutput",
     "resolve",
 ]

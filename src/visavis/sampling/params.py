@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Literal
 
 from visavis.errors import OptionError, shorten
+from visavis.sampling.structured import SPELLINGS, StructuredOutput
 from visavis.sampling.values import coerce
 
 __all__ = ["ALL_FIELDS", "GREEDY_BELOW", "ResolvedSampling", "SamplingParams", "SpecialTokens"]
@@ -17,7 +18,17 @@ SpecialTokens = Literal["structural", "all", "none"]
 GREEDY_BELOW = 1e-5
 """Temperatures under this are greedy: dividing logits by less overflows float16 and changes nothing else."""
 
-ALIASES = {"max_new_tokens": "max_tokens", "max_completion_tokens": "max_tokens", "stop_strings": "stop"}
+ALIASES = {
+    "max_new_tokens": "max_tokens",
+    "max_completion_tokens": "max_tokens",
+    "stop_strings": "stop",
+    "structured_outputs": "structured",
+    "response_format": "structured",
+}
+
+_KINDS: dict[str, str] = {kind: kind for kind in ("json_schema", "regex", "choice", "grammar")}
+_KINDS |= {f"guided_{name}": kind for name, kind in SPELLINGS.items() if name != "json_schema"}
+"""Names under which one kind of structured output may be given by itself."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,6 +58,7 @@ class SamplingParams:
     bad_words: tuple[str, ...] | None = None
     bad_words_ids: tuple[tuple[int, ...], ...] | None = None
     special_tokens: SpecialTokens | None = None
+    structured: StructuredOutput | None = None
 
     def __post_init__(self) -> None:
         for f in fields(self):
@@ -67,8 +79,10 @@ class SamplingParams:
             if name == "do_sample":
                 continue
             target = ALIASES.get(name, name)
+            if name in _KINDS:
+                target, value = "structured", None if value is None else {_KINDS[name]: value}
             if target not in known:
-                near = difflib.get_close_matches(str(name), [*known, *ALIASES, "do_sample"], n=1)
+                near = difflib.get_close_matches(str(name), [*known, *ALIASES, *_KINDS, "do_sample"], n=1)
                 hint = f"; did you mean {near[0]}?" if near else f"; known: {', '.join(sorted(known))}"
                 raise OptionError(f"{where}: unknown sampling option {shorten(name)}{hint}")
             if value is None:
@@ -115,6 +129,7 @@ class ResolvedSampling:
     bad_words: tuple[str, ...] = ()
     bad_words_ids: tuple[tuple[int, ...], ...] = ()  # those given, and the spellings of `bad_words`
     special_tokens: SpecialTokens = "structural"
+    structured: StructuredOutput | None = None
     origins: dict[str, str] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 

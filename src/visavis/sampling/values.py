@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from visavis.errors import OptionError, shorten
+from visavis.sampling.structured import read_structured
 
 __all__ = ["MAX_LOGPROBS", "check_ranges", "check_token_ids", "coerce"]
 
@@ -81,6 +82,8 @@ def coerce(name: str, value: Any, where: str) -> Any:
             return _ids((value,) if isinstance(value, int) else value)
         if name == "bad_words_ids":
             return _id_sequences(value)
+        if name == "structured":
+            return read_structured(value)
         if name == "logit_bias":
             return _biases(value)
         if name == "ignore_eos" and not isinstance(value, bool):

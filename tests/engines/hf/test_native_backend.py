@@ -145,3 +145,22 @@ def test_an_id_the_model_does_not_have_is_refused_before_anything_runs(folder: F
         for values in ({"logit_bias": {size: 1.0}}, {"stop_token_ids": [size]}, {"bad_words_ids": [[size]]}):
             with pytest.raises(OptionError, match=f"is no token of this model: its ids are 0 to {size - 1}"):
                 model.complete([prompt], params(**values))
+
+
+def test_structured_answers_are_the_same_on_both_engines_and_valid(folder: Folder, loaded: Load) -> None:
+    hf = loaded("qwen2")
+    prompts = mixed_prompts(hf, "qwen2")[:3]
+    schema = {"type": "array", "items": {"enum": ["a", "b"]}, "minItems": 2, "maxItems": 3}
+    asked = [
+        params(max_tokens=60, temperature=1.0, seed=3, json_schema=schema, ignore_eos=False),
+        params(temperature=1.0, seed=4),
+        params(max_tokens=60, regex="[0-9]{4,6}"),
+    ][: len(prompts)]
+    with NativeModel() as native:
+        native.load(str(folder("qwen2")), EngineOptions(warmup=False))
+        got = native.complete(prompts, asked)
+    expected = hf.complete(prompts, asked)
+    for one, other, values in zip(got, expected, asked, strict=True):
+        assert (one.error, other.error) == (None, None)
+        assert (one.token_ids, one.text, one.finish_reason) == (other.token_ids, other.text, other.finish_reason)
+        assert one.valid == other.valid == (None if values.structured is None else True)

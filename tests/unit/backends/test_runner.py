@@ -302,6 +302,35 @@ def test_prompt_logprobs_are_refused_where_there_are_none(fake: Make, family: St
         model.complete([make_prompt(family, "x")], params(prompt_logprobs=2))
 
 
+@pytest.mark.parametrize(
+    ("text", "asked", "valid"),
+    [
+        ("ok", {}, None),
+        ("ok", {"choice": ["ok", "no"]}, True),
+        ("okay", {"choice": ["ok", "no"]}, False),
+        ("12", {"regex": "[0-9]+"}, True),
+        ("12a", {"regex": "[0-9]+"}, False),
+        ('{"a": 1}', {"json_schema": {"type": "object"}}, True),
+        ('{"a": 1', {"json_schema": {"type": "object"}}, False),
+        ("12", {"regex": "[0-9]+", "special_tokens": "all"}, True),
+    ],
+)
+def test_whether_the_text_matches_what_was_asked_for_is_told(
+    fake: Make, family: StubFamily, text: str, asked: dict[str, Any], valid: bool | None
+) -> None:
+    (got,) = fake(answers=text).complete([make_prompt(family, "x")], params(**asked))
+    assert got.valid is valid
+
+
+def test_a_schema_that_makes_no_sense_is_refused_before_anything_runs(fake: Make, family: StubFamily) -> None:
+    model = fake()
+    with pytest.raises(OptionError, match=r"structured: regex '\[' cannot be used"):
+        model.complete([make_prompt(family, "x")], params(regex="["))
+    assert model.batches == []
+    with pytest.raises(OptionError, match=r"fake cannot honour structured"):
+        fake(sampling=frozenset()).complete([make_prompt(family, "x")], params(regex="a"))
+
+
 def test_logprobs_come_only_when_asked(fake: Make, family: StubFamily) -> None:
     a = family.tokenizer.encode("a")[0]
     model = fake(answers="a", logprobs={a: -0.5})
