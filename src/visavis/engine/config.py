@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import os
 from dataclasses import dataclass
 
 import torch
 
+from visavis.engine.machine import available_memory
 from visavis.engine.model_config import ModelConfig
 from visavis.errors import OptionError, shorten
 
@@ -122,10 +122,19 @@ class EngineSettings:
         """
         per_block = self.block_bytes(model)
         per_request = -(-self.max_model_len // self.block_size)
+        there = _free_memory(self.device)
+        asked = self.kv_cache_bytes if self.num_blocks is None else self.num_blocks * per_block
+        if asked is not None and asked > there:
+            name = f"kv_cache_bytes {asked}" if self.num_blocks is None else f"num_blocks {self.num_blocks}"
+            raise OptionError(
+                f"{name} ({_gib(asked)}) is more than the {_gib(there)} of memory there are for this process on "
+                f"{self.device}, weights loaded: ask for less, or leave it out"
+            )
         if self.num_blocks is not None:
             blocks = self.num_blocks
         else:
-            budget = self.kv_cache_bytes if self.kv_cache_bytes is not None else _memory_budget(self.device)
+            share = GPU_MEMORY_SHARE if self.device.type == "cuda" else CPU_MEMORY_SHARE
+            budget = self.kv_cache_bytes if self.kv_cache_bytes is not None else int(there * share)
             blocks = min(budget // per_block, per_request * self.max_num_seqs)
         if blocks < 1:
             raise OptionError(f"the KV cache has no room for one block: {per_block} bytes are needed; raise the budget")
@@ -177,14 +186,9 @@ def _dtype(name: str, device: torch.device, model: ModelConfig) -> torch.dtype:
     return DTYPES[name]
 
 
-def _memory_budget(device: torch.device) -> int:
-    if device.type == "cuda":
-        free, _ = torch.cuda.mem_get_info(device)
-        return int(free * GPU_MEMORY_SHARE)
-    try:
-        available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        with open("/proc/meminfo") as lines:  # counts what caches would give back, unlike sysconf
-            available = next(int(line.split()[1]) * 1024 for line in lines if line.startswith("MemAvailable"))
-    except (OSError, ValueError, StopIteration):
-        available = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    return int(available * CPU_MEMORY_SHARE)
+def _free_memory(device: torch.device) -> int:
+    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else available_memory()
+
+
+def _gib(num_bytes: int) -> str:
+    return f"{num_bytes / 2**30:,.1f} GiB" if num_bytes >= 1 << 29 else f"{num_bytes / 2**20:,.1f} MiB"

@@ -19,6 +19,7 @@ from visavis.engine.encoder import VisionEncoder
 from visavis.engine.kernels.choose import choose_kernels
 from visavis.engine.kv_cache import KVCache
 from visavis.engine.loader import load_weights
+from visavis.engine.machine import usable_cores
 from visavis.engine.model_config import ModelConfig
 from visavis.engine.models.decoder import Decoder
 from visavis.engine.models.rope import RotaryEmbedding
@@ -77,8 +78,10 @@ class NativeEngine:
         report = progress or (lambda phase, seconds: None)
         self.model_config = ModelConfig.from_dict(config)
         self.settings = (engine_config or EngineConfig()).resolve(self.model_config)
-        if self.settings.threads is not None:
-            torch.set_num_threads(self.settings.threads)
+        # Not more threads than may run, unless the user says so: torch counts the machine's cores, not a container's.
+        threads = self.settings.threads or min(torch.get_num_threads(), usable_cores())
+        if threads != torch.get_num_threads():
+            torch.set_num_threads(threads)
         device, dtype = self.settings.device, self.settings.dtype
         with torch.inference_mode():
             report("compile", time.perf_counter() - begin)

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from visavis.engine import EngineConfig, ModelConfig
+from visavis.engine import config as engine_config
 from visavis.engine.model_config import Llama3Scaling, RopeConfig
 from visavis.errors import ModelError, OptionError
 
@@ -126,7 +127,7 @@ def test_blocks_come_from_the_byte_budget() -> None:
 
 
 def test_no_more_blocks_are_made_than_all_requests_can_fill() -> None:
-    settings = EngineConfig(device="cpu", kv_cache_bytes=1 << 40, max_num_seqs=3, max_model_len=100).resolve(MODEL)
+    settings = EngineConfig(device="cpu", kv_cache_bytes=1 << 26, max_num_seqs=3, max_model_len=100).resolve(MODEL)
     assert settings.kv_blocks(MODEL) == 3 * 7  # ceil(100 / 16)
 
 
@@ -134,6 +135,21 @@ def test_a_length_that_was_asked_for_must_fit_and_the_error_says_what_does() -> 
     config = EngineConfig(device="cpu", kv_cache_bytes=10 * BLOCK_BYTES, max_model_len=200)
     with pytest.raises(OptionError, match="set max_model_len to 160 or less"):
         config.resolve(MODEL).kv_blocks(MODEL)
+
+
+def test_more_memory_than_there_is_is_refused_with_what_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_config, "available_memory", lambda: 3 << 30)
+    for asked, named in (
+        ({"kv_cache_bytes": 99999 << 30}, r"^kv_cache_bytes \d+ \(99,999.0 GiB\) is more than the 3.0 GiB of memory"),
+        ({"num_blocks": 1 << 20}, r"^num_blocks 1048576 \(8.0 GiB\) is more than"),  # of 8,192 B each
+    ):
+        with pytest.raises(OptionError, match=named):
+            EngineConfig(device="cpu", **asked).resolve(MODEL).kv_blocks(MODEL)
+
+
+def test_without_a_budget_the_cache_takes_a_share_of_what_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(engine_config, "available_memory", lambda: 4 * 5 * BLOCK_BYTES)
+    assert EngineConfig(device="cpu").resolve(MODEL).kv_blocks(MODEL) == 5  # a quarter
 
 
 def test_cpu_means_float32_and_a_dtype_can_be_asked_for() -> None:
