@@ -18,6 +18,8 @@ KERNELS = ("auto", "torch", "compiled")
 QUANTIZATIONS = ("int8",)
 DEFAULT_MAX_NUM_SEQS = 64
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 4096
+GPU_FACTOR = 4
+"""A GPU takes so many times the requests and tokens a step by default."""
 DEFAULT_ENCODER_CACHE_BYTES = 256 << 20
 """Sixteen screens of 1920×1080 for a 2B model in float32: 2,691 tokens of 1,536 values each."""
 CPU_MEMORY_SHARE = 0.25
@@ -67,8 +69,9 @@ class EngineConfig:
             raise OptionError(
                 f"max_model_len {max_model_len} is more than the model's context of {model.max_position} tokens"
             )
-        budget = self.max_num_batched_tokens or max(DEFAULT_MAX_NUM_BATCHED_TOKENS, self.max_num_seqs or 0)
-        max_num_seqs = self.max_num_seqs or min(DEFAULT_MAX_NUM_SEQS, budget)
+        many = GPU_FACTOR if device.type == "cuda" else 1
+        budget = self.max_num_batched_tokens or max(many * DEFAULT_MAX_NUM_BATCHED_TOKENS, self.max_num_seqs or 0)
+        max_num_seqs = self.max_num_seqs or min(many * DEFAULT_MAX_NUM_SEQS, budget)
         if max_num_seqs > budget:
             # Every running request must get its one token in each step, or the oldest would starve the rest.
             raise OptionError(

@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -35,6 +35,9 @@ from visavis.engine.structured import Grammars, completes
 from visavis.errors import BackendError, OptionError, shorten
 from visavis.prompt import Prompt
 from visavis.sampling import ResolvedSampling
+
+if TYPE_CHECKING:
+    from visavis.engine.kernels.cuda.ahead import AheadDecoder
 
 __all__ = ["NativeEngine", "StepOutput"]
 
@@ -111,6 +114,7 @@ class NativeEngine:
             self.encoder = VisionEncoder(tower, self.settings.encoder_cache_bytes) if tower is not None else None
             rope = RotaryEmbedding(c.rope, c.head_dim, device, kernels.activation_dtype)
             self.runner = Runner(model, self.encoder, rope, kernels, cache, self.settings.max_num_seqs)
+            self.ahead = kernels.ahead(model, rope, cache, self.settings.max_num_seqs, self.max_model_len)
         self.pool = BlockPool(
             self.num_blocks, self.settings.block_size, enable_prefix_caching=self.settings.enable_prefix_caching
         )
@@ -188,6 +192,8 @@ class NativeEngine:
     def step(self) -> list[StepOutput]:
         """Computes one step; an output for every request that got a token or ended. Empty when there is no work."""
         self._check_open()
+        if self.ahead is not None and self.ahead.flight is not None:
+            return self._take_flight(self.ahead)
         scheduled = self.scheduler.schedule()
         if scheduled.is_empty:
             if self.has_work:
@@ -197,6 +203,9 @@ class NativeEngine:
         for seq, _ in scheduled.prefills:
             if seq.queue_s is None:
                 seq.queue_s = now - seq.arrival_time
+        if self.ahead is not None and self.ahead.takes(scheduled):
+            self.ahead.begin(scheduled.decodes)
+            return self._take_flight(self.ahead)
         reason: str | None = None
         try:
             result = self.runner.run(scheduled)
@@ -228,6 +237,7 @@ class NativeEngine:
         self.runner.close()
         self.encoder = None
         del self.runner, self.sampler
+        self.ahead = None
         self._sequences.clear()
         if self.settings.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -250,6 +260,10 @@ class NativeEngine:
         self._finish(seq, forget=True)
         self.counters.failed += 1
         return StepOutput(seq.request_id, finish_reason="error", error=error)
+
+    def _take_flight(self, ahead: AheadDecoder) -> list[StepOutput]:
+        """The tokens of the decode step in flight, once the next one is launched."""
+        return [self._append(seq, token_id, token_id >= 0, None) for seq, token_id in ahead.advance(self.scheduler)]
 
     def _append(self, seq: Sequence, token_id: int, finite: bool, logprobs: TokenLogprobs | None) -> StepOutput:
         if not finite:

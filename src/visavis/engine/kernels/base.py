@@ -16,6 +16,7 @@ import torch
 from visavis.engine.kv_cache import KVCache
 
 if TYPE_CHECKING:
+    from visavis.engine.kernels.cuda.ahead import AheadDecoder
     from visavis.engine.models.decoder import Decoder
     from visavis.engine.models.rope import RotaryEmbedding
 
@@ -48,6 +49,7 @@ class Norm(Protocol):
     """RMS normalisation over the last dimension with a weight of its own."""
 
     weight: torch.Tensor
+    eps: float
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
 
@@ -104,6 +106,12 @@ class Kernels(ABC):
 
     def whole_step(self, model: Decoder, rope: RotaryEmbedding, cache: KVCache, max_batch: int) -> WholeStep | None:
         """A faster way for steps that are decodes only, where there is one."""
+        return None
+
+    def ahead(
+        self, model: Decoder, rope: RotaryEmbedding, cache: KVCache, max_batch: int, max_model_len: int
+    ) -> AheadDecoder | None:
+        """Decoding that stays on the device, sampling included, one step ahead of the host, where there is one."""
         return None
 
     @property

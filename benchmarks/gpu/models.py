@@ -1,0 +1,84 @@
+"""Models of real dimensions with random weights, made on the device: speed needs no checkpoint."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import visavis.engine.engine as engine_module
+from visavis.engine import EngineConfig, NativeEngine
+from visavis.engine.model_config import ModelConfig
+from visavis.prompt import Prompt
+
+__all__ = ["CONFIGS", "kv_bytes_per_token", "make_engine", "random_prompt", "weight_bytes"]
+
+
+def _qwen2(hidden: int, inner: int, layers: int, heads: int, kv: int, vocab: int, tied: bool) -> dict[str, Any]:
+    return {
+        "architectures": ["Qwen2ForCausalLM"], "hidden_size": hidden, "intermediate_size": inner,
+        "num_hidden_layers": layers, "num_attention_heads": heads, "num_key_value_heads": kv, "vocab_size": vocab,
+        "max_position_embeddings": 32768, "rope_theta": 1e6, "rms_norm_eps": 1e-6, "tie_word_embeddings": tied,
+        "dtype": "bfloat16",
+    }  # fmt: skip
+
+
+QWEN_7B = (3584, 18944, 28, 28, 4, 152064, False)
+CONFIGS: dict[str, dict[str, Any]] = {
+    "Qwen2.5-1.5B": _qwen2(1536, 8960, 28, 12, 2, 151936, True),
+    "Qwen2.5-7B": _qwen2(*QWEN_7B),
+    # Not tuned on: another width, another group, norms of queries and keys.
+    "Qwen3-4B": _qwen2(2560, 9728, 36, 32, 8, 151936, True)
+    | {"architectures": ["Qwen3ForCausalLM"], "head_dim": 128},
+    "tiny": _qwen2(64, 96, 2, 4, 2, 300, True) | {"max_position_embeddings": 2048},
+    "Qwen2-VL-7B": _qwen2(*QWEN_7B)
+    | {
+        "architectures": ["Qwen2VLForConditionalGeneration"],
+        "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+        "vision_config": {"depth": 32, "embed_dim": 1280, "num_heads": 16, "mlp_ratio": 4, "hidden_size": 3584,
+                          "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2, "in_channels": 3},
+    },
+}  # fmt: skip
+
+
+def make_engine(name: str, **settings: Any) -> NativeEngine:
+    """An engine without a checkpoint: N(0, 0.02²) weights, norms of ones."""
+    real = engine_module.load_weights
+    engine_module.load_weights = _randomise  # type: ignore[assignment]
+    try:
+        return NativeEngine(Path("."), CONFIGS[name], EngineConfig(**settings))
+    finally:
+        engine_module.load_weights = real
+
+
+def _randomise(folder: Path, destinations: Mapping[str, torch.Tensor], *, tied: bool) -> None:
+    torch.manual_seed(0)
+    for name, tensor in destinations.items():
+        if tensor.ndim == 1 and name.endswith("weight"):
+            tensor.fill_(1.0)
+        else:
+            tensor.normal_(std=0.02)
+
+
+def random_prompt(rng: np.random.Generator, length: int, vocab: int) -> Prompt:
+    ids = tuple(rng.integers(0, vocab, length).tolist())
+    return Prompt(
+        model="random", family="qwen2", text="", canonical_ids=ids, token_ids=ids,
+        position_ids=np.arange(length, dtype=np.int64)[None], rope_delta=0, media=(), patch_rule=None,
+        image_token_id=None, video_token_id=None,
+    )  # fmt: skip
+
+
+def weight_bytes(name: str, item: int = 2) -> int:
+    """Read by one decode step: every matrix of the decoder once, the embedding only as the head."""
+    c = ModelConfig.from_dict(CONFIGS[name])
+    heads = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim
+    layer = c.hidden_size * (heads + c.num_heads * c.head_dim + 3 * c.intermediate_size)
+    return item * (c.num_layers * layer + c.vocab_size * c.hidden_size)
+
+
+def kv_bytes_per_token(name: str, item: int = 2) -> int:
+    return item * ModelConfig.from_dict(CONFIGS[name]).kv_values_per_token

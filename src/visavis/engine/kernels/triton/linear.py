@@ -1,0 +1,201 @@
+"""Products of a few rows with a weight, limited by reading that weight once.
+
+`gemv` takes one row and multiplies in registers, `skinny` takes up to 64 and uses the matrix units, with the weight as
+the tall operand. Both fold in what stands around a decoder's products: RMS norm before (the row's scale is a scalar,
+so it is applied to the sum), bias, SiLU·up and residual after.
+
+With programmatic dependent launch (compute capability 9.0) a kernel starts while its predecessor runs, reads its first
+weights, and only then waits for its input.
+"""
+
+import triton
+import triton.language as tl
+
+from visavis.engine.kernels.triton.overlap import begin_overlap, wait_for_input
+
+__all__ = ["gemv_kernel", "skinny_kernel"]
+
+
+@triton.jit
+def _weights(weight, rows, columns, K: tl.constexpr, N, start, EVEN: tl.constexpr):
+    """A tile of a row-major (N, K) weight; rows beyond N and columns beyond K are 0."""
+    at = weight + rows[:, None].to(tl.int64) * K + (start + columns)[None, :]
+    if EVEN:
+        return tl.load(at, mask=(rows < N)[:, None], other=0.0)
+    return tl.load(at, mask=(rows < N)[:, None] & (start + columns < K)[None, :], other=0.0)
+
+
+@triton.jit
+def _silu(x):
+    return x / (1.0 + tl.exp(-x))
+
+
+@triton.jit
+def _scaled(x, norm, start, columns, K: tl.constexpr, NORM: tl.constexpr):
+    """Columns start … of x in float32, times the norm's weight."""
+    inside = start + columns < K
+    value = tl.load(x + start + columns, mask=inside, other=0.0).to(tl.float32)
+    if NORM:
+        value *= tl.load(norm + start + columns, mask=inside, other=0.0).to(tl.float32)
+    return value
+
+
+@triton.jit
+def gemv_kernel(
+    x,  # (K,)
+    weight,  # (N, K), with SILU (2N, K), gates first
+    bias,  # (N,) or (2N,)
+    norm,  # (K,)
+    out,  # (N,); with RESIDUAL it holds what is added to
+    N,
+    eps,
+    K: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    NORM: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    SILU: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """Each program takes every so-many-th block of rows; the next tile is always on its way while one is summed."""
+    pid = tl.program_id(0)
+    programs = tl.num_programs(0)
+    columns = tl.arange(0, BLOCK_K)
+    local = tl.arange(0, BLOCK_N)
+    steps: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
+    even: tl.constexpr = K % BLOCK_K == 0
+    tiles = ((N + BLOCK_N - 1) // BLOCK_N - pid + programs - 1) // programs * steps
+    up = weight + N.to(tl.int64) * K
+    begin_overlap(PDL)
+    w = _weights(weight, pid * BLOCK_N + local, columns, K, N, 0, even)
+    if SILU:
+        u = _weights(up, pid * BLOCK_N + local, columns, K, N, 0, even)
+    wait_for_input(PDL)
+    scale = 1.0
+    if NORM:
+        squares = tl.zeros((BLOCK_K,), tl.float32)
+        for step in tl.static_range(steps):
+            value = tl.load(x + step * BLOCK_K + columns, mask=step * BLOCK_K + columns < K, other=0.0).to(tl.float32)
+            squares += value * value
+        scale = tl.rsqrt(tl.sum(squares, 0) / K + eps)
+    value = _scaled(x, norm, 0, columns, K, NORM)
+    acc = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+    acc_up = acc
+    for tile in range(0, tiles):
+        ahead = tile + 1
+        rows = (pid + ahead // steps * programs) * BLOCK_N + local
+        start = ahead % steps * BLOCK_K
+        # Behind the end the tile is masked and costs nothing.
+        w_next = _weights(weight, rows, columns, K, tl.where(ahead < tiles, N, 0), start, even)
+        if SILU:
+            u_next = _weights(up, rows, columns, K, tl.where(ahead < tiles, N, 0), start, even)
+        if steps > 1:
+            value = _scaled(x, norm, tile % steps * BLOCK_K, columns, K, NORM)
+        acc += w.to(tl.float32) * value[None, :]
+        if SILU:
+            acc_up += u.to(tl.float32) * value[None, :]
+            u = u_next
+        w = w_next
+        if tile % steps == steps - 1:
+            rows = (pid + tile // steps * programs) * BLOCK_N + local
+            live = rows < N
+            y = tl.sum(acc, 1) * scale
+            if BIAS:
+                y += tl.load(bias + rows, mask=live, other=0.0).to(tl.float32)
+            if SILU:
+                y_up = tl.sum(acc_up, 1) * scale
+                if BIAS:
+                    y_up += tl.load(bias + N + rows, mask=live, other=0.0).to(tl.float32)
+                y = _silu(y) * y_up
+            if RESIDUAL:
+                y += tl.load(out + rows, mask=live, other=0.0).to(tl.float32)
+            tl.store(out + rows, y.to(out.dtype.element_ty), mask=live)
+            acc = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
+            acc_up = acc
+
+
+@triton.jit
+def skinny_kernel(
+    x,  # (M, K)
+    weight,  # (N, K), with SILU (2N, K), gates first
+    bias,
+    norm,
+    out,  # (M, N)
+    partial,  # (programs over N, SPLIT, BLOCK_N, M_PAD) float32
+    arrived,  # (programs over N,) int32, zeros before and after
+    M,
+    N,
+    eps,
+    K: tl.constexpr,
+    M_PAD: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    SPLIT: tl.constexpr,  # programs that share a sum over K; 1 with NORM or SILU
+    NORM: tl.constexpr,
+    BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
+    SILU: tl.constexpr,
+    PRECISION: tl.constexpr,
+    STAGES: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    pid = tl.program_id(0)
+    split = tl.program_id(1)
+    rows = pid * BLOCK_N + tl.arange(0, BLOCK_N)
+    m = tl.arange(0, M_PAD)
+    columns = tl.arange(0, BLOCK_K)
+    steps: tl.constexpr = (K + BLOCK_K * SPLIT - 1) // (BLOCK_K * SPLIT)
+    even: tl.constexpr = steps * BLOCK_K * SPLIT == K
+    begin = split * steps * BLOCK_K
+    begin_overlap(PDL)
+    wait_for_input(PDL)
+    acc = tl.zeros((BLOCK_N, M_PAD), tl.float32)
+    if SILU:
+        up = weight + N.to(tl.int64) * K
+        acc_up = tl.zeros((BLOCK_N, M_PAD), tl.float32)
+    squares = tl.zeros((M_PAD,), tl.float32)
+    for step in tl.range(0, steps, num_stages=STAGES):
+        start = begin + step * BLOCK_K
+        w = _weights(weight, rows, columns, K, N, start, even)
+        inside = (start + columns < K)[:, None] & (m < M)[None, :]
+        value = tl.load(x + m[None, :] * K + (start + columns)[:, None], mask=inside, other=0.0)
+        if NORM:
+            wide = value.to(tl.float32)
+            squares += tl.sum(wide * wide, 0)
+            gain = tl.load(norm + start + columns, mask=start + columns < K, other=0.0).to(tl.float32)
+            value = (wide * gain[:, None]).to(value.dtype)
+        acc = tl.dot(w, value, acc, input_precision=PRECISION)
+        if SILU:
+            u = _weights(up, rows, columns, K, N, start, even)
+            acc_up = tl.dot(u, value, acc_up, input_precision=PRECISION)
+    if NORM:
+        scale = tl.rsqrt(squares / K + eps)
+        acc *= scale[None, :]
+    last = True
+    if SPLIT > 1:
+        tile = BLOCK_N * M_PAD
+        place = partial + pid * SPLIT * tile + tl.arange(0, BLOCK_N)[:, None] * M_PAD + m[None, :]
+        tl.store(place + split * tile, acc)
+        tl.debug_barrier()
+        last = tl.atomic_add(arrived + pid, 1, sem="acq_rel") == SPLIT - 1
+        if last:
+            acc = tl.zeros((BLOCK_N, M_PAD), tl.float32)
+            for part in range(SPLIT):  # always in this order: the sum does not depend on who came last
+                acc += tl.load(place + part * tile, cache_modifier=".cg")
+            tl.store(arrived + pid, 0)
+    if last:
+        live = rows < N
+        if BIAS:
+            acc += tl.load(bias + rows, mask=live, other=0.0).to(tl.float32)[:, None]
+        if SILU:
+            if NORM:
+                acc_up *= scale[None, :]
+            if BIAS:
+                acc_up += tl.load(bias + N + rows, mask=live, other=0.0).to(tl.float32)[:, None]
+            acc = _silu(acc) * acc_up
+        at = out + m[None, :] * N + rows[:, None]
+        stored = live[:, None] & (m < M)[None, :]
+        if RESIDUAL:
+            acc += tl.load(at, mask=stored, other=0.0).to(tl.float32)
+        tl.store(at, acc.to(out.dtype.element_ty), mask=stored)
