@@ -9,7 +9,7 @@ from itertools import combinations
 from visavis.compare.result import BackendResult
 from visavis.report.units import duration
 
-__all__ = ["overlap", "phases_of", "times_in_words"]
+__all__ = ["from_nothing_s", "overlap", "phases_of", "start_s", "times_in_words"]
 
 SMALL = 0.1
 """Seconds below which a phase of a start is not worth a word, unless nothing else is."""
@@ -50,8 +50,8 @@ def _alone(b: BackendResult) -> str:
 
 
 def _pair(one: BackendResult, two: BackendResult) -> str:
-    later, sooner = (one, two) if _start(one) > _start(two) else (two, one)
-    extra = _start(later) - _start(sooner)
+    later, sooner = (one, two) if start_s(one) > start_s(two) else (two, one)
+    extra = start_s(later) - start_s(sooner)
     said = f"{later.backend} against {sooner.backend}: its start takes {duration(extra)} longer"
     if later.per_token_s and sooner.per_token_s:
         said += f"; per token {duration(later.per_token_s)} against {duration(sooner.per_token_s)}"
@@ -66,9 +66,14 @@ def _pair(one: BackendResult, two: BackendResult) -> str:
     return f"{said}; it pays back after {questions:,} {noun} of this kind ({duration(gain)} saved on each)"
 
 
-def _start(b: BackendResult) -> float:
+def start_s(b: BackendResult) -> float:
     """Seconds before the first question of a warm engine."""
-    return sum(phases_of(b).values()) - (b.answer_s or 0.0)
+    return from_nothing_s(b) - (b.answer_s or 0.0)
+
+
+def from_nothing_s(b: BackendResult) -> float:
+    """Seconds from the start of the process to the first answer of a question of this kind."""
+    return sum(phases_of(b).values())
 
 
 def overlap(one: tuple[float, float] | None, two: tuple[float, float] | None) -> bool:

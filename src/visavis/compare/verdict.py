@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from visavis.compare.result import BackendResult, Comparison, PairResult
-from visavis.compare.times import overlap
+from visavis.compare.times import from_nothing_s, overlap, start_s
 from visavis.compare.verdict_compact import ABOUT_EQUAL, MANY, compact
-from visavis.compare.words import differs, explanations, of, prompts
+from visavis.compare.words import differs, explanations, of, prompts, spelled_as
 from visavis.report.units import duration
 
 __all__ = ["sentences", "speed_ratio", "verdict"]
@@ -26,7 +28,12 @@ def sentences(comparison: Comparison) -> list[str]:
     if not comparison.pairs:
         spoken = [f"{b.backend} answered {prompts(len(comparison.prompts))}{_rate(b)}" for b in ran]
         return ["; ".join([*spoken, *broken]) + "."]
-    said = [f"{_agreement(pair)}{_speed(by_name[pair.first], by_name[pair.second])}." for pair in comparison.pairs]
+    said = []
+    for pair in comparison.pairs:
+        first, second = by_name[pair.first], by_name[pair.second]
+        said.append(f"{_agreement(pair, spelled_as(first, second))}{_speed(first, second)}.")
+        if first.error is None and second.error is None and (start := _start(first, second)):
+            said.append(start)
     return [*said, *(f"{text}." for text in broken)]
 
 
@@ -39,7 +46,7 @@ def speed_ratio(first: BackendResult, second: BackendResult) -> tuple[float, str
     return None
 
 
-def _agreement(pair: PairResult) -> str:
+def _agreement(pair: PairResult, spelled: Mapping[str, str]) -> str:
     names = f"{pair.first} and {pair.second}"
     if pair.without_ids:
         every = prompts(pair.total)
@@ -53,9 +60,12 @@ def _agreement(pair: PairResult) -> str:
         said = f"{names} gave the same tokens on {'all ' if pair.total > 1 else ''}{prompts(pair.total)}"
         if pair.same_text < pair.total:
             said += f", another text on {pair.total - pair.same_text}"
+    elif pair.total == 1:
+        kinds = "" if pair.differences[0].kind == "settings" else f" ({differs(pair)})"
+        said = f"{names} gave different answers{kinds}"
     else:
         said = f"{names} gave the same tokens on {pair.same} of {prompts(pair.total)} ({differs(pair)})"
-    because = explanations(pair)
+    because = explanations(pair, spelled)
     return f"{said}: {because}" if because else said
 
 
@@ -77,6 +87,22 @@ def _faster(first: BackendResult, second: BackendResult, times: float, what: str
     if min(times, at_once) > ABOUT_EQUAL or max(times, at_once) < 1 / ABOUT_EQUAL:  # the same one both times
         return f"{said} and {max(at_once, 1 / at_once):.1f}× {together}"
     return f"{said}, {_who(first.backend, second.backend, at_once, f'faster {together}')}"
+
+
+def _start(first: BackendResult, second: BackendResult) -> str:
+    """Where the engine that answers as fast or faster is the slower one for who asks one question, by its start:
+    what people see who time a script from its first line to its last."""
+    if not first.answer_s or not second.answer_s or first.load_s is None or second.load_s is None:
+        return ""
+    slow, fast = sorted((first, second), key=from_nothing_s, reverse=True)
+    extra = start_s(slow) - start_s(fast)
+    longer = from_nothing_s(slow) > ABOUT_EQUAL * from_nothing_s(fast)
+    if not longer or (slow.answer_s or 0.0) > ABOUT_EQUAL * (fast.answer_s or 0.0):
+        return ""
+    return (
+        f"From nothing to one answer {slow.backend} took {duration(from_nothing_s(slow))} against "
+        f"{duration(from_nothing_s(fast))}: its start takes {duration(extra)} longer, its answer does not."
+    )
 
 
 def _later(first: BackendResult, second: BackendResult, times: float) -> str:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from visavis.compare.agreement import Kind
 from visavis.compare.pair_result import CauseKind, PairResult, Rerun
+from visavis.compare.result import BackendResult
+from visavis.compare.setups import SPELLINGS
 
 __all__ = ["differs", "effect", "explanations", "findings", "joined", "of", "prompts", "the_rest"]
 
@@ -77,8 +81,15 @@ def effect(rerun: Rerun) -> str:
     return f"another answer, which parts at token {rerun.position}; {rerun.edit_distance} characters apart"
 
 
-def explanations(pair: PairResult) -> str:
-    """What settings explain, in a clause: `repetition_penalty explains the tokens, special_tokens the text`."""
+def spelled_as(*backends: BackendResult) -> dict[str, str]:
+    """Settings that somebody gave under another name, with it: `special_tokens (skip_special_tokens)`."""
+    given = {SPELLINGS[name]: name for b in backends for name in b.own if name in SPELLINGS}
+    return {name: f"{name} ({other})" for name, other in given.items()}
+
+
+def explanations(pair: PairResult, spelled: Mapping[str, str] | None = None) -> str:
+    """What settings explain, in a clause: `repetition_penalty explains the tokens, special_tokens the text`. `spelled`:
+    names to say for some."""
     parts: dict[tuple[tuple[str, ...], str, str], int] = {}
     for difference in pair.differences:
         for c in difference.causes:
@@ -90,7 +101,8 @@ def explanations(pair: PairResult) -> str:
         verb = ("explain" if how == "jointly" else "explains") + " "
         what = {"tokens": "the tokens", "text": "the text", "some": "a part"}.get(part, "it")
         only = "" if total == 1 else f" ({count} of {total})"
-        said.append(f"{joined(settings)}{' jointly' if how == 'jointly' else ''} {verb}{what}{only}")
+        names = joined([(spelled or {}).get(name, name) for name in settings])
+        said.append(f"{names}{' jointly' if how == 'jointly' else ''} {verb}{what}{only}")
     return ", ".join(said)
 
 

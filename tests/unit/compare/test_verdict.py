@@ -121,3 +121,32 @@ def test_what_did_not_run_is_named_beside_four_that_did(bench: Bench) -> None:
         bench.add(name, answers=[11, 12])
     bench.add("fifth", answers=[11], fail_load="no room")
     assert bench.run().verdict.endswith("fifth did not run (no room).")
+
+
+def test_a_longer_start_of_the_faster_engine_is_said_as_who_times_a_script_sees_it(bench: Bench) -> None:
+    """Document 000: vLLM took 81 s where transformers took 12.7 s, and answered faster."""
+    bench.add("hf", answers=[11, 12], phases={"import": 9.0, "load": 1.0}, first_token_s=0.5, per_token_s=0.5)
+    bench.add("vllm", answers=[11, 12], phases={"import": 19.0, "load": 56.0}, first_token_s=0.25, per_token_s=0.25)
+    # warm-up is a request of 2 tokens: 1 s and 0.5 s; then an answer: 10 + 1 + 1 = 12 s, 75 + 0.5 + 0.5 = 76 s
+    assert bench.run(batch=False).verdict.endswith(
+        "vllm was 2.0× faster per token. From nothing to one answer vllm took 76.0 s against 12.0 s: its start takes "
+        "64.5 s longer, its answer does not."
+    )
+
+
+def test_no_word_about_the_start_where_the_slower_start_has_the_slower_answers_too(bench: Bench) -> None:
+    bench.add("native", answers=[11, 12], phases={"load": 1.0}, first_token_s=0.1, per_token_s=0.1)
+    bench.add("hf", answers=[11, 12], phases={"load": 9.0}, first_token_s=0.5, per_token_s=0.5)
+    assert "From nothing" not in bench.run(batch=False).verdict
+
+
+def test_one_prompt_whose_answers_settings_explain_is_said_in_the_users_words(bench: Bench) -> None:
+    del bench.cases[1:]
+    bench.add("hf", answers="<|box_start|>(1,2)<|box_end|>")
+    bench.add("vllm", answers="<|box_start|>(1,2)<|box_end|>")
+    said = bench.run(batch=False, own={"vllm": {"skip_special_tokens": True}}).verdict
+    assert said.startswith("hf and vllm gave the same tokens on 1 prompt, another text on 1: special_tokens (skip_sp")
+    bench.engines["vllm"].rule = lambda request, engine: [5] if request.sampling.repetition_penalty != 1 else [6]
+    bench.engines["hf"].rule = bench.engines["vllm"].rule
+    said = bench.run(batch=False, own={"vllm": {"repetition_penalty": 1.05}}).verdict
+    assert said.startswith("hf and vllm gave different answers: repetition_penalty explains the tokens")
