@@ -21,6 +21,9 @@ __all__ = ["DecodeAttention", "DecodeBatch", "read"]
 
 MAX_PADDING = 2.0
 """Above this ratio of padded to real tokens each request attends for itself."""
+MAX_COPY_BYTES = 256 << 20
+"""Of the dense copy, which is not part of the cache's budget; nor is it ever more than a quarter of the cache. A larger
+batch is attended request by request."""
 GROWTH = 256
 """Tokens by which the dense copy is lengthened, so that it is not made anew at every step."""
 
@@ -41,7 +44,7 @@ class DecodeAttention:
     def plan(self, rows: list[AttentionRow]) -> DecodeBatch:
         if len(rows) > 1:
             lengths = [row.num_keys for row in rows]
-            if len(rows) * max(lengths) <= MAX_PADDING * sum(lengths):
+            if len(rows) * max(lengths) <= MAX_PADDING * sum(lengths) and self.dense.has_room(len(rows), max(lengths)):
                 return self.dense.plan(rows, lengths)
         self.dense.forget()
         located = [self.cache.locate(row.block_table, row.num_keys) for row in rows]
@@ -84,6 +87,12 @@ class DenseCopy(DecodeBatch):
         layers, _, heads, head_dim = cache.data.shape
         self.data = cache.data.new_zeros((layers, 0, 0, heads, head_dim))
         self.held: list[tuple[int, int]] = []  # per row: whose tokens it holds (uid) and how many
+        self.max_bytes = min(MAX_COPY_BYTES, cache.data.nbytes // 4)
+
+    def has_room(self, num_rows: int, length: int) -> bool:
+        layers, _, heads, head_dim = self.cache.data.shape
+        length = -(-length // GROWTH) * GROWTH
+        return layers * num_rows * length * heads * head_dim * self.data.itemsize <= self.max_bytes
 
     def forget(self) -> None:
         self.held = []
@@ -125,10 +134,9 @@ class DenseCopy(DecodeBatch):
         # was would be many times the cache.
         length = -(-length // GROWTH) * GROWTH
         # Zeros: masked places are multiplied by a weight of 0, which would not silence a NaN left in memory.
-        data = self.data.new_zeros((layers, num_rows, length, heads, head_dim))
-        rows, capacity = min(rows, num_rows), min(capacity, length)
-        data[:, :rows, :capacity] = self.data[:, :rows, :capacity]
-        self.data = data
+        self.data = self.data.new_empty((layers, 0, 0, heads, head_dim))  # first, so that never both are there
+        self.data = self.data.new_zeros((layers, num_rows, length, heads, head_dim))
+        self.forget()
 
     def _gather(self, index: int, row: AttentionRow) -> None:
         slots = self.cache.locate(row.block_table, row.num_keys)

