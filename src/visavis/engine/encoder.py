@@ -99,8 +99,8 @@ class VisionEncoder:
         """Makes what the tower will take of a request's items, outside the step that needs it. Any thread may call
         this. As long as `MAX_BYTES_AHEAD` are waiting, the rest is left to that step."""
         rule = seq.prompt.patch_rule
-        if rule is None or not self.needs_patches(seq):
-            return
+        if rule is None or self.tower.device.type == "cuda" or not self.needs_patches(seq):
+            return  # a GPU makes them itself, from a quarter of the bytes
         for number, item in enumerate(seq.prompt.media):
             if self._key(seq, number) in self.cache:
                 continue
@@ -155,7 +155,9 @@ class VisionEncoder:
                 assert rule is not None  # checked on arrival
                 batch.append(key)
                 made = self._take_patches(seq, number)
-                patches.append(made if made is not None else patchify(seq.prompt.media[number].pixels, rule))
+                if made is None:
+                    made = patchify(seq.prompt.media[number].pixels, rule, device=self.tower.device)
+                patches.append(made)
                 total += len(patches[-1])
             grids = [_grid(*missing[key]) for key in batch]
             output = self.tower(torch.cat(patches) if len(patches) > 1 else patches[0], grids)

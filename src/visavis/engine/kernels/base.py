@@ -99,6 +99,7 @@ class Kernels(ABC):
     device: torch.device
     dtype: torch.dtype
     description: str  # for people: which kernels, and why not others
+    rotates_in_float32 = False  # whatever the dtype of what `rotate_` is given
 
     def empty(self, *shape: int) -> torch.Tensor:
         """Memory for a weight, where and as this device reads it best."""

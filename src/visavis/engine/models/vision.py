@@ -108,7 +108,7 @@ class Block:
         patches, hidden = x.shape
         qkv = self.qkv(x).view(patches, 3, self.num_heads, -1)
         queries_keys = qkv[:, :2].flatten(1, 2)
-        if queries_keys.dtype == torch.float32:
+        if queries_keys.dtype == torch.float32 or self.kernels.rotates_in_float32:
             self.kernels.rotate_(queries_keys, turn)
         else:  # the reference rotates in float32 whatever the model's dtype
             wide = queries_keys.float()

@@ -78,6 +78,8 @@ class Plan:
 
 
 class CudaKernels(Kernels):
+    rotates_in_float32 = True
+
     def __init__(self, device: torch.device, dtype: torch.dtype, description: str) -> None:
         self.device = device
         self.dtype = dtype
