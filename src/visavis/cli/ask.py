@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from visavis.cli.answer_document import answer_document
 from visavis.cli.fitting import saying_what_fits
-from visavis.cli.inputs import add_request_options, files_of, named_by_flags, prompt_of, raw_cases
+from visavis.cli.inputs import add_request_options, named_by_flags, prompt_of, raw_cases, refuse_overwriting
 from visavis.cli.model_file import interpreters_of, keep_box_format, use_model_file
 from visavis.cli.options import (
     add_engine_options,
@@ -24,15 +24,13 @@ from visavis.cli.options import (
 )
 from visavis.cli.output import Output, add_output_options
 from visavis.cli.parser import Parser
-from visavis.errors import OptionError, RequestError, shorten_path
+from visavis.errors import OptionError, RequestError
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
-    from pathlib import Path
 
     from visavis.backends.base import ModelInterface, Progress
     from visavis.chat.types import Conversation, Image
-    from visavis.cli.inputs import RawCase
     from visavis.completion import Completion
     from visavis.prompt import Prompt
 
@@ -81,7 +79,8 @@ def run(args: Namespace) -> int:
     if args.draw is not None:
         from visavis.grounding.output import check_image_path
 
-        _refuse_input(args.draw, check_image_path(args.draw), cases[0])
+        check_image_path(args.draw)
+        refuse_overwriting("--draw", args.draw, cases)
     announce_model(args, output)
 
     from visavis.backends.registry import new
@@ -128,15 +127,6 @@ def run(args: Namespace) -> int:
     if undrawn is not None:
         raise undrawn
     return 0
-
-
-def _refuse_input(asked: str, target: Path, case: RawCase) -> None:
-    """--draw never writes over a picture of the question, by whatever name or link."""
-    for file in files_of(case):
-        if file == target or (target.exists() and file.samefile(target)):
-            raise OptionError(
-                f"--draw {shorten_path(asked)} would overwrite an image of the question; name another file"
-            )
 
 
 def _draw(args: Namespace, image: tuple[int, Image], completion: Completion, output: Output) -> OptionError | None:

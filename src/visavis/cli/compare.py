@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from visavis.cli.compare_setups import SetupOpener, add_setup_options, asked_cases, choose, make_setups
 from visavis.cli.engines import progress_display
-from visavis.cli.inputs import add_request_options, prompt_of, question_of
+from visavis.cli.inputs import add_request_options, prompt_of, question_of, refuse_overwriting
 from visavis.cli.model_file import keep_box_format, use_model_file
 from visavis.cli.options import (
     add_engine_options,
@@ -92,8 +92,10 @@ def run(args: Namespace) -> int:
     output = Output(args)
     use_model_file(args)
     raw = asked_cases(args)
-    for path in (args.report, args.csv):
+    for flag, path in (("--report", args.report), ("--csv", args.csv)):
         check_writable(path)
+        if path is not None:
+            refuse_overwriting(flag, path, raw, (args.messages, args.settings))
     if args.report is not None and args.report == args.csv:
         raise OptionError(f"--report and --csv both name {shorten(args.csv)}; give them files of their own")
     chosen = choose(args)

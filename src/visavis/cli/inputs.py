@@ -7,7 +7,7 @@ from argparse import ArgumentParser, Namespace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from visavis.cli.media_flags import files_of, flag_case, named_by_flags
+from visavis.cli.media_flags import flag_case, named_by_flags, refuse_overwriting
 from visavis.cli.messages_file import RawCase, read_messages_file, samples_file
 from visavis.cli.options import pixel_limits
 from visavis.cli.parser import words
@@ -22,13 +22,13 @@ __all__ = [
     "RawCase",
     "add_request_options",
     "conversation_of",
-    "files_of",
     "flag_case",
     "named_by_flags",
     "prompt_of",
     "question_of",
     "raw_cases",
     "read_messages_file",
+    "refuse_overwriting",
     "samples_file",
 ]
 

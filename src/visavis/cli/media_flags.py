@@ -5,16 +5,16 @@ from __future__ import annotations
 import re
 import sys
 from argparse import Namespace
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
 from visavis.cli.messages_file import RawCase
-from visavis.errors import MAX_SHOWN, InputError, MissingExtraError, OptionError, shorten
+from visavis.errors import MAX_SHOWN, InputError, MissingExtraError, OptionError, shorten, shorten_path
 
-__all__ = ["files_of", "flag_case", "named_by_flags"]
+__all__ = ["files_of", "flag_case", "named_by_flags", "refuse_overwriting"]
 
 STDIN = "-"
 MOST_STDIN_BYTES = 4 * 2**30
@@ -73,6 +73,21 @@ def files_of(case: RawCase) -> set[Path]:
         except (OSError, ValueError, RuntimeError):  # it is no path
             continue
     return found
+
+
+def refuse_overwriting(flag: str, asked: str, cases: Iterable[RawCase], others: Iterable[str | None] = ()) -> None:
+    """Raises OptionError where the file that a flag asks for is one that the command reads, by whatever name or link:
+    a picture or video of the `cases`, or one of the `others`."""
+    target = Path(asked).expanduser()
+    read = [file for case in cases for file in files_of(case)]
+    read += [Path(other).expanduser() for other in others if other not in (None, STDIN)]
+    for file in read:
+        try:
+            same = file.resolve() == target.resolve() or file.samefile(target)
+        except (OSError, ValueError, RuntimeError):  # there is none, so nothing is overwritten
+            continue
+        if same:
+            raise OptionError(f"{flag} {shorten_path(asked)} would overwrite what is read here; name another file")
 
 
 def _strings(value: Any) -> Iterator[str]:

@@ -123,9 +123,23 @@ def test_draw_never_overwrites_its_own_image(cli: Cli, screen: str, tmp_path: Pa
         asked = ["where?", "--image", Path(screen).as_uri() if how == "file URL" else screen]
     done = cli.ask(*asked, "--draw", out)
     assert (done.code, done.out) == (2, "")
-    assert "would overwrite an image of the question" in done.complaint
+    assert "would overwrite what is read here" in done.complaint
     assert Path(screen).read_bytes() == before
     assert cli.ask(*asked, "--draw", str(tmp_path / "third.png")).code == 0
+
+
+@pytest.mark.parametrize("flag", ["--report", "--csv"])
+def test_compare_never_overwrites_what_it_reads(cli: Cli, screen: str, tmp_path: Path, flag: str) -> None:
+    messages, settings = tmp_path / "m.json", tmp_path / "s.json"
+    messages.write_text(json.dumps([{"role": "user", "content": [{"type": "image", "image": Path(screen).name}]}]))
+    settings.write_text(json.dumps({"a": {"backend": "fake"}, "b": {"backend": "fake"}}))
+    for read in (screen, str(messages), str(settings)):
+        before = Path(read).read_bytes()
+        done = cli("compare", "--messages", str(messages), "--settings", str(settings), flag, read)
+        assert (done.code, done.out) == (2, "")
+        assert f"{flag} " in done.complaint
+        assert "would overwrite what is read here" in done.complaint
+        assert Path(read).read_bytes() == before
 
 
 def test_draw_into_a_missing_folder_is_refused_before_anything_is_loaded(cli: Cli, screen: str, tmp_path: Path) -> None:
