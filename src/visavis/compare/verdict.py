@@ -59,7 +59,7 @@ def _agreement(pair: PairResult, spelled: Mapping[str, str]) -> str:
     elif pair.same == pair.total:
         said = f"{names} gave the same tokens on {'all ' if pair.total > 1 else ''}{prompts(pair.total)}"
         if pair.same_text < pair.total:
-            said += f", another text on {pair.total - pair.same_text}"
+            said += f", another text on {pair.total - pair.same_text}" if pair.total > 1 else ", but not the same text"
     elif pair.total == 1:
         kinds = "" if pair.differences[0].kind == "settings" else f" ({differs(pair)})"
         said = f"{names} gave different answers{kinds}"
