@@ -16,6 +16,7 @@ constexpr int MAX_ROWS = LANES == 16 ? 12 : 6;              // vectors a tile mu
 constexpr int TILE_VECTORS = LANES == 4 ? 4 : 2;            // of a panel's column, that a tile takes
 constexpr int TILE_WIDTH = TILE_VECTORS * LANES;            // outputs of a tile
 constexpr int K_BLOCK = 2048;                               // columns after which many vectors begin anew: a panel stays in L2
+constexpr int FETCH_AHEAD = 3072;                           // bytes; far enough that multiplying hides the memory behind it
 constexpr int GROUP_PANELS = 4;                             // panels whose outputs are written side by side
 
 inline int num_panels(int n) { return (n + PANEL - 1) / PANEL; }
@@ -71,6 +72,8 @@ inline void tile(const char* w, int k, const float* x, int ldx, const float* sca
     constexpr int STEP = PANEL * bytes_of(DT), U = M == 1 ? 4 : M <= 3 ? 2 : 1;  // few vectors need more sums in flight
     vfloat sum[U][M][TILE_VECTORS] = {};
     auto column = [&](int i, int u) {
+        if (STEP >= 64 || i % 2 == 0)  // once a cache line
+            for (int b = 0; b < TILE_WIDTH * bytes_of(DT); b += 64) __builtin_prefetch(w + int64_t(i) * STEP + FETCH_AHEAD + b);
         vfloat wide[TILE_VECTORS];
         widen<DT>(w + int64_t(i) * STEP, wide);
         for (int m = 0; m < M; m++)
