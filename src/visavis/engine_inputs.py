@@ -81,8 +81,8 @@ def for_vllm(prompt: Prompt) -> dict[str, Any]:
 def for_sglang(prompt: Prompt) -> dict[str, Any]:
     """Keyword arguments of SGLang's `Engine.generate`: expanded ids, and images and videos as processor output, which
     SGLang neither resizes nor expands again, with our positions. One entry holds all images, one all videos, as it
-    asks. A `generic` prompt with images is its text and the originals, since SGLang runs the processor as we did and some
-    of its processors take no ids; the ids it then saw are compared with ours."""
+    asks. A `generic` prompt with images is its text and the originals, since SGLang runs the processor as we did and
+    some of its processors take no ids; the ids it then saw are compared with ours."""
     inputs: dict[str, Any] = {"input_ids": list(prompt.token_ids)}
     if not prompt.media:
         return inputs
@@ -158,6 +158,8 @@ def _processor_inputs(prompts: Sequence[Prompt], length: int) -> dict[str, Any]:
             joined[name] = rows
         elif name in _PER_PROMPT and shapes[0][0] == 1 and len(shapes[0]) == _PER_PROMPT[name]:
             joined[name] = _stack_padded(name, arrays)
+        elif len({s[1:] for s in shapes}) > 1 and _in_one_row(shapes):
+            joined[name] = torch.cat([torch.from_numpy(a) for a in arrays if a is not None], dim=-1)
         else:
             if len({s[1:] for s in shapes}) > 1:
                 raise OptionError(f"{prompts[0].model}: {name} differs in size between the prompts; send them alone")
@@ -167,6 +169,11 @@ def _processor_inputs(prompts: Sequence[Prompt], length: int) -> dict[str, Any]:
 
 _PER_PROMPT: Mapping[str, int] = {"pixel_values": 5, "pixel_attention_mask": 4}
 """Idefics3's layout: (prompt, tiles, …); prompts with fewer tiles are filled with zeros, which the model drops."""
+
+
+def _in_one_row(shapes: Sequence[tuple[int, ...]]) -> bool:
+    """MiniCPM-V's layout: the patches of all images side by side, (1, channels, patch, patches · patch)."""
+    return all(len(s) == 4 and s[0] == 1 for s in shapes) and len({s[:-1] for s in shapes}) == 1
 
 
 def _stack_padded(name: str, arrays: Sequence[np.ndarray[Any, Any] | None]) -> torch.Tensor:

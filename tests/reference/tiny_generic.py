@@ -17,6 +17,20 @@ IDEFICS3_SPECIAL = (
 )  # fmt: skip
 
 
+KINDS, ENDS = ("image", "slice", "image_id"), ("start", "end")
+MINICPMV_SPECIAL = (
+    "<|endoftext|>", "<|im_start|>", "<|im_end|>", "<|image_pad|>", "<|video_pad|>",
+    *(f"<{slash}{kind}>" for kind in KINDS for slash in ("", "/")),
+)  # fmt: skip
+MINICPMV_TEMPLATE = (
+    "{% for message in messages %}<|im_start|>{{ message['role'] }}\n"
+    "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
+    "{% if part['type'] == 'image' %}<|image_pad|>{% elif part['type'] == 'text' %}{{ part['text'] }}{% endif %}"
+    "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
 def _llama_text(s: Size, tokenizer: Any, bos: str, eos: str, pad: str) -> dict[str, Any]:
     return {
         "model_type": "llama",
@@ -136,8 +150,62 @@ def _tiled(folder: Path, kind: str, **size: Any) -> Path:
     return folder
 
 
-def _write(folder: Path, tokenizer: Any, template: str, *, bos: str, eos: str, pad: str) -> None:
-    tok.save_tokenizer(folder, tokenizer, template, bos=bos, eos=eos, pad=pad, template_file="chat_template.jinja")
+def make_minicpmv(folder: Path | str, **size: Any) -> Path:
+    """MiniCPM-V 4.6: images in slices, each numbered in the text; a Qwen3.5 decoder with a linear
+    layer, then one with attention."""
+    from transformers import MiniCPMV4_6Config
+
+    s, folder = Size(**size), Path(folder)
+    tokenizer = tok.build_tokenizer(MINICPMV_SPECIAL)
+    text = _llama_text(s, tokenizer, "<|im_start|>", "<|im_end|>", "<|endoftext|>")
+    text |= {"model_type": "qwen3_5_text", "head_dim": 32, "layer_types": ["linear_attention", "full_attention"]}
+    text |= {f"linear_{name}_head_dim": 128 for name in ("key", "value")}
+    text |= {f"linear_num_{name}_heads": 2 for name in ("key", "value")}
+    rope = {"rope_type": "default", "rope_theta": s.rope_theta, "partial_rotary_factor": 0.5}
+    text["rope_parameters"] = rope | {"mrope_section": [4, 2, 2], "mrope_interleaved": True}
+    config = MiniCPMV4_6Config(
+        text_config=text,
+        vision_config={
+            "hidden_size": s.vision_hidden,
+            "intermediate_size": s.vision_intermediate,
+            "num_hidden_layers": s.vision_depth,
+            "num_attention_heads": s.vision_heads,
+            "image_size": 56,
+            "patch_size": 14,
+        },
+        insert_layer_id=1,
+        image_size=112,
+        image_token_id=tokenizer.token_to_id("<|image_pad|>"),
+        video_token_id=tokenizer.token_to_id("<|video_pad|>"),
+    )
+    _save(folder, s, _build(config, s, "AutoModelForImageTextToText"), vision=True)
+    names = {
+        "image_token": "<|image_pad|>",
+        "video_token": "<|video_pad|>",
+        **{f"{kind}_{end}_token": f"<{'' if end == 'start' else '/'}{kind}>" for kind in KINDS for end in ENDS},
+    }
+    extra = {"extra_special_tokens": names, "model_specific_special_tokens": names}
+    _write(folder, tokenizer, MINICPMV_TEMPLATE, bos=None, eos="<|im_end|>", pad="<|endoftext|>", extra=extra)
+    image = {
+        "image_processor_type": "MiniCPMV4_6ImageProcessor",
+        "scale_resolution": 112,
+        "patch_size": 14,
+        "max_slice_nums": 4,
+        "processor_class": "MiniCPMV4_6Processor",
+    }
+    _json(folder / "preprocessor_config.json", image)
+    video = {**image, "video_processor_type": "MiniCPMV4_6VideoProcessor"}
+    del video["image_processor_type"]
+    _json(folder / "video_preprocessor_config.json", video)
+    _json(folder / "processor_config.json", {"processor_class": "MiniCPMV4_6Processor"})
+    return folder
+
+
+def _write(
+    folder: Path, tokenizer: Any, template: str, *, bos: str | None, eos: str, pad: str, extra: Any = None
+) -> None:
+    place = "chat_template.jinja"
+    tok.save_tokenizer(folder, tokenizer, template, bos=bos, eos=eos, pad=pad, template_file=place, extra=extra)
     _generation_config(folder, tokenizer, (eos,), pad)
 
 
@@ -145,4 +213,9 @@ def _json(path: Path, content: dict[str, Any]) -> None:
     path.write_text(json.dumps(content), encoding="utf-8")
 
 
-FAMILIES: dict[str, Callable[..., Path]] = {"llava": make_llava, "idefics3": make_idefics3, "smolvlm": make_smolvlm}
+FAMILIES: dict[str, Callable[..., Path]] = {
+    "llava": make_llava,
+    "idefics3": make_idefics3,
+    "smolvlm": make_smolvlm,
+    "minicpmv": make_minicpmv,
+}

@@ -63,12 +63,12 @@ def test_videos_beside_images_and_text_in_one_batch(family: str, folder: Folder,
     assert together[0] == plain_generate(folder(family), with_video, family, 16)
 
 
-@pytest.mark.parametrize("name", ["make_llava", "make_idefics3", "make_smolvlm"])
+@pytest.mark.parametrize("name", ["make_llava", "make_idefics3", "make_smolvlm", "make_minicpmv"])
 def test_other_families_run_through_transformers_own_processor(name: str, tmp_path: Path) -> None:
     from tests.reference import tiny_generic
 
-    for needed in ("num2words", "torchvision") if name == "make_smolvlm" else ():
-        pytest.importorskip(needed, reason="transformers' SmolVLM processor needs it")
+    for needed in ("num2words", "torchvision") if name in ("make_smolvlm", "make_minicpmv") else ():
+        pytest.importorskip(needed, reason="transformers' processor of that family needs it")
     with HuggingFaceModel() as model:
         model.load(str(getattr(tiny_generic, name)(tmp_path / name)), EngineOptions())
         look = {"type": "text", "text": "look"}

@@ -18,14 +18,9 @@ from visavis.engine_inputs import for_hf_batch
 from visavis.errors import ContextLengthError, MediaError, MessageError, MissingExtraError
 from visavis.families import load_family
 
-WHY = "transformers' SmolVLM processor needs num2words and torchvision"
-GENERIC = (
-    "llava",
-    "idefics3",
-    pytest.param(
-        "smolvlm", marks=pytest.mark.skipif(not all(map(find_spec, ("num2words", "torchvision"))), reason=WHY)
-    ),
-)
+WHY = "transformers' processors of SmolVLM and MiniCPM-V need torchvision, the first num2words too"
+WHOLE = pytest.mark.skipif(not all(map(find_spec, ("num2words", "torchvision"))), reason=WHY)
+GENERIC = ("llava", "idefics3", *(pytest.param(name, marks=WHOLE) for name in ("smolvlm", "minicpmv")))
 TWO = Conversation((user(picture(40, 70, 1), "what is it", picture(90, 33, 2), "and that?"),))
 CASES = {
     "none": Conversation((user("hello the dog"),)),
