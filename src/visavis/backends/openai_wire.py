@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import base64
 import io
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,12 +17,13 @@ from visavis.backends.base import TokenEvent
 from visavis.completion import FinishReason, TokenLogprobs
 from visavis.errors import MessageError, OptionError, RequestError, shorten
 from visavis.prompt import PreparedMedia, Prompt
-from visavis.sampling import ResolvedSampling
+from visavis.sampling import ResolvedSampling, StructuredOutput
 
 __all__ = ["DIALECTS", "Dialect", "chunk_events", "detect_dialect", "request_body"]
 
 PLAIN = frozenset(
     {"max_tokens", "temperature", "top_p", "presence_penalty", "frequency_penalty", "seed", "stop", "logit_bias"}
+    | {"structured"}
 )
 MAX_STOP_STRINGS = 4  # OpenAI's limit
 
@@ -109,6 +111,8 @@ def _sampling(sampling: ResolvedSampling, dialect: Dialect, max_tokens_field: st
         fields["seed"] = sampling.seed
     if sampling.logit_bias:
         fields["logit_bias"] = {str(token): bias for token, bias in sampling.logit_bias}
+    if sampling.structured is not None:
+        fields["response_format"] = _response_format(sampling.structured)
     if dialect.name == "openai" and len(sampling.stop) > MAX_STOP_STRINGS:
         raise OptionError(f"stop: {len(sampling.stop)} strings; this server takes at most {MAX_STOP_STRINGS}")
     if dialect.gives_ids:
@@ -140,6 +144,15 @@ def _sampling(sampling: ResolvedSampling, dialect: Dialect, max_tokens_field: st
             "skip_special_tokens": sampling.special_tokens == "none",
         }
     return fields
+
+
+def _response_format(structured: StructuredOutput) -> dict[str, Any]:
+    if structured.kind != "json_schema" or not isinstance(structured.value, str):
+        raise OptionError(
+            f"structured {structured.kind}: chat servers take a json_schema; use native, hf, vllm or sglang"
+        )
+    schema = json.loads(structured.value)
+    return {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema, "strict": True}}
 
 
 def _message(turn: Any, media: Sequence[PreparedMedia]) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from typing import Any
 
@@ -15,6 +16,7 @@ __all__ = ["SAMPLING", "engine_arguments", "environment", "sampling_arguments"]
 SAMPLING = frozenset(
     {"max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "presence_penalty", "frequency_penalty"}
     | {"n", "stop", "stop_token_ids", "eos_token_ids", "ignore_eos", "logprobs", "logit_bias", "special_tokens"}
+    | {"structured"}
 )
 """Without repetition_penalty (SGLang leaves the prompt out of it), seed (per request only in its deterministic mode),
 prompt_logprobs and bad_words."""
@@ -81,6 +83,8 @@ def engine_arguments(options: EngineOptions, model: str, known: Collection[str],
     ):
         if (value := getattr(options, ours)) is not None:
             arguments[theirs] = value
+    if "constrained_json_disable_any_whitespace" in known:
+        arguments["constrained_json_disable_any_whitespace"] = True  # else nothing bounds the blanks in JSON
     if options.device.startswith("cuda:"):
         arguments["base_gpu_id"] = int(options.device.removeprefix("cuda:"))
     if cpu:
@@ -121,7 +125,7 @@ def sampling_arguments(sampling: ResolvedSampling, engine_ends: Collection[int])
             sampling.logprobs,
             "with penalties, logit_bias or min_tokens they are not the raw ones",
         )
-    return {
+    return _structured(sampling) | {
         "max_new_tokens": sampling.max_tokens,
         "min_new_tokens": sampling.min_tokens,
         "temperature": sampling.temperature,
@@ -140,3 +144,14 @@ def sampling_arguments(sampling: ResolvedSampling, engine_ends: Collection[int])
         "spaces_between_special_tokens": False,
         "no_stop_trim": True,
     }
+
+
+def _structured(sampling: ResolvedSampling) -> dict[str, Any]:
+    if sampling.structured is None:
+        return {}
+    kind, value = sampling.structured
+    if kind == "grammar":
+        raise refuse_sampling("sglang", "structured", "grammar", "its grammars are written otherwise; use native or hf")
+    if kind == "choice":
+        return {"regex": "(" + "|".join(map(re.escape, value)) + ")"}
+    return {kind: value}

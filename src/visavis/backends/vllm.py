@@ -15,7 +15,14 @@ from visavis.backends.arrivals import Arrivals
 from visavis.backends.base import Capabilities, EngineRequest, LoadInfo, ModelInterface, Progress, TokenEvent
 from visavis.backends.options import EngineOptions
 from visavis.backends.prompt_check import describe_mismatch
-from visavis.backends.vllm_options import SAMPLING, cpu_environment, engine_arguments, environment, sampling_arguments
+from visavis.backends.vllm_options import (
+    SAMPLING,
+    cpu_environment,
+    engine_arguments,
+    environment,
+    sampling_arguments,
+    structured_arguments,
+)
 from visavis.completion import FinishReason, TokenLogprobs
 from visavis.errors import BackendError, OptionError, shorten
 
@@ -151,7 +158,9 @@ class VLLMModel(ModelInterface):
 
         self._aborted.clear()
         self._batch += 1
-        arguments = {request.index: sampling_arguments(request.sampling) for request in requests}
+        arguments = {
+            request.index: _with_structured(sampling_arguments(request.sampling), request) for request in requests
+        }
         running: dict[str, EngineRequest] = {}
         names: dict[int, str] = {}
         unchecked: set[str] = set()
@@ -236,6 +245,15 @@ class VLLMModel(ModelInterface):
             error=error,
             prompt_logprobs=prompt_logprobs,
         )
+
+
+def _with_structured(arguments: dict[str, Any], request: EngineRequest) -> dict[str, Any]:
+    if request.sampling.structured is None:
+        return arguments
+    from vllm.sampling_params import StructuredOutputsParams
+
+    wanted = StructuredOutputsParams(**structured_arguments(request.sampling.structured))
+    return {**arguments, "structured_outputs": wanted}
 
 
 def _asked(request_id: str, running: dict[str, EngineRequest]) -> str:

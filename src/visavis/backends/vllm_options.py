@@ -10,13 +10,21 @@ from visavis.backends.option_map import check_extra, refuse, refuse_sampling
 from visavis.backends.options import EngineOptions
 from visavis.errors import OptionError
 from visavis.sampling import ResolvedSampling
+from visavis.sampling.structured import StructuredKind, StructuredOutput
 
-__all__ = ["CPU_KV_CACHE_BYTES", "SAMPLING", "engine_arguments", "environment", "sampling_arguments"]
+__all__ = [
+    "CPU_KV_CACHE_BYTES",
+    "SAMPLING",
+    "engine_arguments",
+    "environment",
+    "sampling_arguments",
+    "structured_arguments",
+]
 
 SAMPLING = frozenset(
     {"max_tokens", "min_tokens", "temperature", "top_p", "top_k", "min_p", "repetition_penalty"}
     | {"presence_penalty", "frequency_penalty", "seed", "n", "stop", "stop_token_ids", "eos_token_ids", "ignore_eos"}
-    | {"logprobs", "prompt_logprobs", "logit_bias", "special_tokens"}
+    | {"logprobs", "prompt_logprobs", "logit_bias", "special_tokens", "structured"}
 )
 
 CPU_KV_CACHE_BYTES = 1 << 30
@@ -98,6 +106,9 @@ def engine_arguments(options: EngineOptions, model: str, known: Collection[str],
         "generation_config": "vllm",
         "disable_log_stats": True,
     }
+    if "structured_outputs_config" in known:
+        # The library that native and hf use; and else nothing bounds the blanks between parts of JSON.
+        arguments["structured_outputs_config"] = {"backend": "guidance", "disable_any_whitespace": True}
     for ours, theirs in (
         ("max_model_len", "max_model_len"),
         ("max_num_seqs", "max_num_seqs"),
@@ -144,6 +155,8 @@ def sampling_arguments(sampling: ResolvedSampling) -> dict[str, Any]:
             sampling.min_tokens,
             "with ignore_eos it bans the model's EOS too; give one of the two",
         )
+    if sampling.structured is not None and sampling.structured.kind == "grammar":
+        raise refuse_sampling("vllm", "structured", "grammar", "its grammars are written otherwise; use native or hf")
     return {
         "n": 1,
         "max_tokens": sampling.max_tokens,
@@ -165,3 +178,10 @@ def sampling_arguments(sampling: ResolvedSampling) -> dict[str, Any]:
         "detokenize": False,
         "skip_special_tokens": False,
     }
+
+
+def structured_arguments(structured: StructuredOutput) -> dict[str, Any]:
+    """Keyword arguments of vLLM's `StructuredOutputsParams`."""
+    names: dict[StructuredKind, str] = {"json_schema": "json", "regex": "regex", "choice": "choice"}
+    value = structured.value
+    return {names[structured.kind]: list(value) if isinstance(value, tuple) else value}

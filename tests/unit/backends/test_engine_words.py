@@ -10,7 +10,7 @@ from visavis.backends import sglang_options, vllm_options
 from visavis.backends.options import EngineOptions, for_backend
 from visavis.backends.prompt_check import describe_mismatch
 from visavis.errors import OptionError
-from visavis.sampling import ResolvedSampling
+from visavis.sampling import ResolvedSampling, StructuredOutput
 
 NAMES = ("native", "hf", "vllm", "sglang", "openai")
 VLLM_KNOWN = {"model", "dtype", "seed", "enable_prefix_caching", "limit_mm_per_prompt", "max_num_seqs", "block_size"}
@@ -67,6 +67,42 @@ def test_what_sglang_would_do_differently_is_refused(values: dict[str, Any], nam
 def test_min_tokens_is_refused_where_sglang_bans_ends_of_its_own() -> None:
     with pytest.raises(OptionError, match="min_tokens 2"):
         sglang_options.sampling_arguments(_sampling(min_tokens=2), engine_ends={99})
+
+
+@pytest.mark.parametrize(
+    ("structured", "vllm", "sglang"),
+    [
+        (StructuredOutput("json_schema", "{}"), {"json": "{}"}, {"json_schema": "{}"}),
+        (StructuredOutput("regex", "a+"), {"regex": "a+"}, {"regex": "a+"}),
+        (StructuredOutput("choice", ("a|b", "c")), {"choice": ["a|b", "c"]}, {"regex": r"(a\|b|c)"}),
+    ],
+)
+def test_structured_output_in_each_engines_words(
+    structured: StructuredOutput, vllm: dict[str, Any], sglang: dict[str, Any]
+) -> None:
+    assert vllm_options.structured_arguments(structured) == vllm
+    told = sglang_options.sampling_arguments(_sampling(structured=structured), engine_ends=(7,))
+    assert {name: told[name] for name in ("json_schema", "regex", "ebnf") if name in told} == sglang
+    plain = sglang_options.sampling_arguments(_sampling(), engine_ends=(7,))
+    assert not {"json_schema", "regex", "ebnf"} & set(plain)
+
+
+def test_grammars_are_refused_where_they_are_written_otherwise() -> None:
+    asked = _sampling(structured=StructuredOutput("grammar", "start: /a/"))
+    with pytest.raises(OptionError, match="vllm cannot honour structured 'grammar'"):
+        vllm_options.sampling_arguments(asked)
+    with pytest.raises(OptionError, match="sglang cannot honour structured 'grammar'"):
+        sglang_options.sampling_arguments(asked, engine_ends=(7,))
+
+
+def test_blanks_in_json_are_bounded_where_the_engine_can() -> None:
+    told = vllm_options.engine_arguments(EngineOptions(), "m", {*VLLM_KNOWN, "structured_outputs_config"}, cpu=True)
+    assert told["structured_outputs_config"] == {"backend": "guidance", "disable_any_whitespace": True}
+    assert "structured_outputs_config" not in vllm_options.engine_arguments(EngineOptions(), "m", VLLM_KNOWN, cpu=True)
+    known = {*SGLANG_KNOWN, "constrained_json_disable_any_whitespace"}
+    assert sglang_options.engine_arguments(EngineOptions(), "m", known, cpu=True)[
+        "constrained_json_disable_any_whitespace"
+    ]
 
 
 def test_vllm_would_ignore_the_share_of_the_gpu_beside_a_cache_of_given_size() -> None:

@@ -66,6 +66,23 @@ def test_every_sampling_value_is_sent_so_that_no_default_of_the_server_decides(s
     assert (body["presence_penalty"], body["frequency_penalty"]) == (0.5, 0.0)
 
 
+def test_a_schema_is_sent_as_response_format_and_the_answer_is_checked(server: Server) -> None:
+    schema = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
+    server.answers = [
+        lambda e: e.stream(piece('{"a": 1}', finish="stop")),
+        lambda e: e.stream(piece("sure!", finish="stop")),
+    ]
+    with _load(server) as model:
+        good, bad = (model.chat(HELLO, json_schema=schema) for _ in range(2))
+        with pytest.raises(OptionError, match="structured regex: chat servers take a json_schema"):
+            model.chat(HELLO, regex="a+")
+    assert server.bodies[0]["response_format"] == {
+        "type": "json_schema",
+        "json_schema": {"name": "answer", "schema": schema, "strict": True},
+    }
+    assert (good.valid, bad.valid) == (True, False)
+
+
 def test_greedy_says_so(server: Server) -> None:
     server.answers = [lambda e: e.stream(piece("ok", finish="stop"))]
     with _load(server) as model:
