@@ -29,6 +29,7 @@ class LoadedModel:
     device: torch.device  # where inputs go
     dtype: str
     vocab_size: int
+    static_cache_pays: bool  # where answers are short
     settings: dict[str, Any]
     marks: tuple[str, ...]
 
@@ -92,9 +93,12 @@ def load_model(family: Family, options: EngineOptions) -> LoadedModel:
     module.eval()
     module.generation_config = transformers.GenerationConfig()  # the folder's file decides nothing by itself
     offloaded, where = _offload(getattr(module, "hf_device_map", None), device)
+    # On a GPU a static cache would have the model compiled first. The attribute is what transformers itself asks.
+    static = device.type == "cpu" and not offloaded and bool(getattr(module, "_can_compile_fullgraph", False))
     settings = {
         "attn_implementation": getattr(module.config, "_attn_implementation", None),
-        "cache_implementation": options.extra.get("cache_implementation") or "dynamic",
+        "cache_implementation": options.extra.get("cache_implementation")
+        or ("static for short answers, else dynamic" if static else "dynamic"),
         "class": type(module).__name__,
         "device_map": where or str(device),
     }
@@ -103,6 +107,7 @@ def load_model(family: Family, options: EngineOptions) -> LoadedModel:
         device=module.get_input_embeddings().weight.device if not offloaded else device,
         dtype=dtype,
         vocab_size=module.get_output_embeddings().weight.shape[0],
+        static_cache_pays=static,
         settings=settings,
         marks=marks + offloaded,
     )

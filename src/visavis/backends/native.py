@@ -28,6 +28,7 @@ SHARED = (
     "max_num_seqs",
     "max_num_batched_tokens",
     "kv_cache_bytes",
+    "quantization",
 )
 EXTRA = ("block_size", "num_blocks", "enable_prefix_caching", "encoder_cache_bytes", "kernels")
 
@@ -85,6 +86,8 @@ class NativeModel(ModelInterface):
         if dtype == "float16" and folder.dtype == "bfloat16":
             marks = ("float16 for a bfloat16 checkpoint: its activations may overflow to infinity and NaN",)
             warnings.warn(f"native: {marks[0]}; use bfloat16 or float32 unless the card has neither", stacklevel=2)
+        if settings.quantization is not None:
+            marks += (f"{settings.quantization} weights, made at load",)
         return LoadInfo(
             backend=self.name,
             model=folder.name,
@@ -101,6 +104,7 @@ class NativeModel(ModelInterface):
                 "kv_cache_bytes": engine.num_blocks * settings.block_bytes(engine.model_config),
                 "enable_prefix_caching": settings.enable_prefix_caching,
                 "encoder_cache_bytes": settings.encoder_cache_bytes,
+                "quantization": settings.quantization,
                 "threads": torch.get_num_threads(),
                 "kernels": engine.kernels,
                 "torch": str(torch.__version__),  # a plain str: TorchVersion would import torch where it is unpickled

@@ -150,14 +150,35 @@ def test_offload_to_disk_is_marked_and_answers_the_same(folder: Folder, tmp_path
         assert model.complete([prompt], SHORT)[0].token_ids == expected
 
 
-def test_static_cache_answers_the_same(folder: Folder) -> None:
-    with load(folder("qwen2")) as model:
-        prompt = model.prepare("hi")
-        expected = model.complete([prompt], SHORT)[0].token_ids
-    with load(folder("qwen2"), extra={"cache_implementation": "static"}) as model:
-        assert model.info is not None
-        assert model.info.settings["cache_implementation"] == "static"
-        assert model.complete([prompt], SHORT)[0].token_ids == expected
+def test_every_cache_answers_the_same(folder: Folder) -> None:
+    answers = set()
+    for asked in ("dynamic", "static"):
+        with load(folder("qwen2"), extra={"cache_implementation": asked}) as model:
+            assert model.info is not None
+            assert model.info.settings["cache_implementation"] == asked
+            answers.add(model.complete([model.prepare("hi")], SHORT)[0].token_ids)
+    assert len(answers) == 1
+
+
+@pytest.mark.parametrize(
+    ("kind", "max_tokens", "expected"),
+    [("qwen2", 16, "static"), ("qwen2", 300, None), ("qwen2_vl", 16, "static")],
+)
+def test_the_faster_cache_is_taken_where_answers_are_short(
+    folder: Folder, monkeypatch: pytest.MonkeyPatch, kind: str, max_tokens: int, expected: str | None
+) -> None:
+    taken = []
+    with load(folder(kind)) as model:
+        run = model._loaded.module.generate  # type: ignore[union-attr]
+
+        def spy(*args: Any, generation_config: Any, **kwargs: Any) -> Any:
+            taken.append(generation_config.cache_implementation)
+            generation_config.max_new_tokens = 4  # what is taken is all that counts here
+            return run(*args, generation_config=generation_config, **kwargs)
+
+        monkeypatch.setattr(model._loaded.module, "generate", spy)  # type: ignore[union-attr]
+        model.complete([model.prepare("hi")], SamplingParams(max_tokens=max_tokens, ignore_eos=True))
+    assert taken == [expected]
 
 
 def test_close_lets_go_of_the_weights(folder: Folder) -> None:

@@ -61,7 +61,7 @@ def test_what_was_loaded_is_told(folder: Folder) -> None:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"quantization": "awq"}, "native has no quantization"),
+        ({"quantization": "awq"}, "quantization .awq. is not known to the native engine; it makes int8"),
         ({"gpu_memory_utilization": 0.5}, "native has no gpu_memory_utilization"),
         ({"device": "mps"}, "mps"),
         ({"extra": {"blocksize": 8}}, "did you mean native.block_size"),

@@ -63,7 +63,7 @@ class PackedWeight:
         wide = rows.float()
         scale = wide.abs().amax(dim=1).div_(INT8_MAX)
         steps = torch.where(scale > 0, scale, 1.0)  # a row of zeros stays one
-        whole = wide.div_(steps[:, None]).round_().to(torch.int8)
+        whole = (wide / steps[:, None]).round_().to(torch.int8)
         data = allocate((padded(n), k), torch.int8)
         library().visavis_pack(data.data_ptr(), whole.data_ptr(), n, k, TYPES[torch.int8])
         return cls(data, _whole_panels(scale), _whole_panels(bias), n, k)
