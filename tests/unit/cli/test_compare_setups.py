@@ -131,3 +131,16 @@ def test_a_server_without_ids_is_compared_by_its_texts_and_that_is_said(cli: Cli
     assert "fake and openai gave the same text on 1 prompt (openai gives no token ids to compare)" in done.out
     assert "openai gives no token ids: its texts are compared" in done.out
     assert "gave the same tokens" not in done.out
+
+
+def test_an_interpreter_for_one_name_by_flag_or_in_its_table(cli: Cli, tmp_path: Path) -> None:
+    flag = cli("compare", *ASKED, "--backends", "a=fake,b=fake", "--python", "b=/no/python", "--json")
+    (a, b) = (by_name(flag.json)[name] for name in "ab")
+    assert a["error"] is None
+    assert "/no/python" in b["error"]
+    folder = example(tmp_path, "[a]\nbackend = 'fake'\n[b]\nbackend = 'fake'\npython = '/no/other'\n")
+    table = cli("compare", folder, "--rounds", "1", "--json")
+    assert "/no/other" in by_name(table.json)["b"]["error"]
+    assert by_name(table.json)["b"]["own"] == {}
+    unknown = cli("compare", *ASKED, "--backends", "a=fake", "--python", "c=/no/python")
+    assert "'c' is not used here; a, fake" in unknown.complaint
