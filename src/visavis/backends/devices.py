@@ -6,9 +6,10 @@ import os
 import platform
 import subprocess
 import sys
+from collections.abc import Collection
 from pathlib import Path
 
-__all__ = ["cuda_gpus", "devices"]
+__all__ = ["cuda_gpus", "devices", "gpu_bytes_of"]
 
 
 def cuda_gpus() -> list[str]:
@@ -40,6 +41,22 @@ def _listed_by_nvidia_smi() -> list[str]:
     except (OSError, subprocess.TimeoutExpired):
         return []
     return [line.strip() for line in done.stdout.splitlines() if line.strip()] if done.returncode == 0 else []
+
+
+def gpu_bytes_of(pids: Collection[int]) -> int | None:
+    """GPU memory that these processes hold now, as the driver counts it; None where it does not say (no driver, or a
+    container in which processes have other numbers)."""
+    command = ["nvidia-smi", "--query-compute-apps=pid,used_gpu_memory", "--format=csv,noheader,nounits"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    held = []
+    for line in done.stdout.splitlines() if done.returncode == 0 else ():
+        pid, _, mebibytes = (part.strip() for part in line.partition(","))
+        if pid.isdigit() and mebibytes.isdigit() and int(pid) in pids:
+            held.append(int(mebibytes) * 2**20)
+    return sum(held) if held else None
 
 
 def devices() -> list[str]:

@@ -11,12 +11,13 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import visavis
 from visavis.backends.base import ModelInterface, TokenEvent
 from visavis.backends.child_process import descendants, peak_rss_bytes
+from visavis.backends.devices import gpu_bytes_of
 from visavis.backends.protocol import (
     PROTOCOL,
     Abort,
@@ -177,7 +178,9 @@ class _Worker:
         peaks = [peak_rss_bytes(pid) for pid in (me, *descendants(me))]
         known = [p for p in peaks if p is not None]
         info = self._model.info if self._model is not None else None
-        return Usage(sum(known) if known else None, _gpu_peak_bytes(), dict(info.phases) if info else {})
+        return Usage(
+            sum(known) if known else None, _gpu_peak_bytes({me, *descendants(me)}), dict(info.phases) if info else {}
+        )
 
 
 class _EventWriter:
@@ -212,11 +215,16 @@ class _EventWriter:
                     return  # the reader sees it too
 
 
-def _gpu_peak_bytes() -> int | None:
+def _gpu_peak_bytes(pids: Collection[int]) -> int | None:
+    """What torch reserved at most in this process; of an engine that runs in processes of its own, what all hold now
+    (such engines keep what they once took)."""
     torch = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_available() or not torch.cuda.is_initialized():
+    if torch is None or not torch.cuda.is_available():
         return None
-    return sum(int(torch.cuda.max_memory_reserved(i)) for i in range(torch.cuda.device_count()))
+    reserved = 0
+    if torch.cuda.is_initialized():
+        reserved = sum(int(torch.cuda.max_memory_reserved(i)) for i in range(torch.cuda.device_count()))
+    return reserved or gpu_bytes_of(pids)
 
 
 if __name__ == "__main__":
