@@ -12,19 +12,13 @@ from visavis.cli import bench_report
 from visavis.cli.bench_options import (
     SAYING,
     command_of,
-    criterion_of,
     given_flags,
-    images_of,
-    numbers,
-    refuse_lengths,
     result_path,
-    seconds,
-    without_lengths,
     workloads_of,
 )
+from visavis.cli.bench_work import family_of, plan_of, work_of
 from visavis.cli.caches import switch_off
 from visavis.cli.engines import Opener, choose_backends, progress_display
-from visavis.cli.inputs import prompt_of, read_messages_file
 from visavis.cli.model_file import described_by, interpreters_of, use_model_file
 from visavis.cli.options import (
     add_engine_options,
@@ -33,8 +27,6 @@ from visavis.cli.options import (
     add_sampling_options,
     announce_model,
     engine_options,
-    pixel_limits,
-    sampling_params,
 )
 from visavis.cli.output import Output, add_output_options
 from visavis.cli.parser import Parser, positive
@@ -51,13 +43,12 @@ __all__ = ["add_parser", "run"]
 
 BY_DEFAULT = ("native", "hf", "vllm", "sglang")
 """Backends taken where none is named; a server (openai) has to be named."""
-ROUNDS = 5
 
 
 def add_parser(commands: Any) -> Parser:
     parser: Parser = commands.add_parser(
         "bench",
-        help="speed alone: latency, throughput and load over sizes, lengths and concurrency",
+        help="speed alone: latency, throughput, users and load over sizes, lengths and concurrency",
         description="""\
 Measures the speed of one or several engines, each in a process of its own, in alternating rounds once they are steady,
 with prompts made to measure that no cache has seen. Writes a result file after every round.
@@ -139,15 +130,15 @@ def run(args: Namespace) -> int:
     python = interpreters_of(args, named or BY_DEFAULT)
     names, skipped = choose_backends(args.backends, BY_DEFAULT, python)
     options = engine_options(args, names, warmup=not args.no_warm_up)
-    plan = _plan(args, names)
+    plan = plan_of(args, names)
     off: tuple[str, ...] = ()
     if not plan.repeat_prompts and args.messages is None:
         options, off = switch_off(options, names)
     workloads = workloads_of(args)
     if earlier is None:
         announce_model(args, output)
-    family = _family(args, names, options)
-    cells, work = _work(args, family, plan, workloads, options)
+    family = family_of(args, names, options)
+    cells, work = work_of(args, family, plan, workloads, options)
     bench = earlier or _new(args, family, plan, cells)
     if earlier is not None:
         _check_same(earlier, plan, cells)
@@ -212,72 +203,6 @@ def _measure_ceiling(bench: Bench, options: EngineOptions, say: Callable[[str, s
     say("machine", "what it reads and multiplies at best", 0, 1)
     device = options.device if options.device in ("auto", "cpu") or options.device.startswith("cuda") else "cpu"
     bench.ceiling = measure(device, options.threads)
-
-
-def _plan(args: Namespace, names: tuple[str, ...]) -> BenchPlan:
-    from visavis.bench.plan import BenchPlan
-
-    refuse_lengths(args)
-    plan = BenchPlan(
-        backends=names,
-        sampling=without_lengths(sampling_params(args), natural=args.natural),
-        lengths="natural" if args.natural else "fixed",
-        rounds=args.rounds or ROUNDS,
-        seed=numbers("--prompt-seed", args.prompt_seed, least=0)[0] if args.prompt_seed is not None else 0,
-        repeat_prompts=args.repeat_prompts,
-        reload=args.reload,
-        criterion=criterion_of(args),
-        ttft_limit=seconds("--ttft", args.ttft),
-        tpot_limit=seconds("--tpot", args.tpot),
-    )
-    if args.requests is not None:
-        plan = replace(plan, latency_requests=args.requests, load_requests=args.requests)
-    return plan
-
-
-def _family(args: Namespace, names: tuple[str, ...], options: EngineOptions) -> Family:
-    """Whose template and tokenizer the prompts are made with."""
-    if names == ("openai",):
-        from visavis.backends.registry import new
-
-        return new("openai").open(args.model, options)  # perhaps only the server knows the model
-    from visavis.families import load_family
-
-    return load_family(args.model, trust_remote_code=args.trust_remote_code)
-
-
-def _work(
-    args: Namespace, family: Family, plan: BenchPlan, workloads: tuple[Any, ...], options: EngineOptions
-) -> tuple[tuple[Cell, ...], Work]:
-    """The cells, and where their prompts come from; what cannot fit is refused before anything is started."""
-    from visavis.bench.plan import sweep
-    from visavis.bench.prompts import PromptMaker
-    from visavis.bench.work import Given, Made
-
-    common: dict[str, Any] = {
-        "workloads": workloads,
-        "output_tokens": numbers("--output-tokens", args.output_tokens or "64"),
-        "concurrency": numbers("--concurrency", args.concurrency or "8"),
-        "users": numbers("--users", args.users or "1,2,4,8"),
-        "rates": args.rates_parsed,
-    }
-    if args.messages is not None:
-        if given := [flag for flag in ("image_size", "prompt_tokens", "repeat_prompts") if getattr(args, flag)]:
-            raise OptionError(f"--messages and --{given[0].replace('_', '-')} exclude each other: the file says it all")
-        raw = read_messages_file(args.messages)
-        given_work = Given(plan, [prompt_of(family, case, args, several=len(raw) > 1)[0] for case in raw])
-        source = "stdin" if args.messages == "-" else Path(args.messages).name
-        cells = sweep(**common, images=(None,), prompt_tokens=(None,), source=source)
-        given_work.check(cells, options.max_model_len or family.max_model_len)
-        return cells, given_work
-    cells = sweep(
-        **common,
-        images=images_of(args, takes_images=family.supports_images),
-        prompt_tokens=numbers("--prompt-tokens", args.prompt_tokens or "128"),
-    )
-    made = Made(plan, PromptMaker(family, plan.seed, pixel_limits(args)))
-    made.check(cells, min(options.max_model_len or family.max_model_len, family.max_model_len))
-    return cells, made
 
 
 def _new(args: Namespace, family: Family, plan: BenchPlan, cells: tuple[Cell, ...]) -> Bench:
