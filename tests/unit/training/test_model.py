@@ -10,9 +10,10 @@ torch = pytest.importorskip("torch")  # the imports below need it
 pytest.importorskip("safetensors")
 
 from training import tokenizer as bpe  # noqa: E402
-from training.config import AFTER_IMAGE, ASSETS, HEAD, SHAPE, TURN  # noqa: E402
+from training.config import AFTER_IMAGE, ASSETS, HEAD, HELPERS, SHAPE, TURN  # noqa: E402
+from training.losses import SKIP, Helpers, _classes  # noqa: E402
 from training.model import Model  # noqa: E402
-from training.optim import orthogonalise  # noqa: E402
+from training.optim import orthogonalise, rate  # noqa: E402
 from training.vision import patchify  # noqa: E402
 
 
@@ -97,3 +98,27 @@ def test_muon_update_has_singular_values_near_one() -> None:
     values = torch.linalg.svdvals(orthogonalise(g))
     assert values.min() > 0.5
     assert values.max() < 1.3
+
+
+def test_helpers_beside_the_model_are_those_that_training_wants() -> None:
+    from safetensors.torch import load_file
+
+    helpers = Helpers(SHAPE)
+    helpers.load_state_dict({k: v.float() for k, v in load_file(HELPERS).items()}, strict=True)
+
+
+def test_cells_without_a_character_weigh_little_and_skipped_ones_nothing() -> None:
+    logits = torch.zeros(3, 4)
+    logits[0, 0] = logits[1, 2] = 1.0  # classes 0 and 2 preferred where nothing and class 1 are true
+    logits[2, 3] = 50.0
+    target = torch.tensor([0, 1, SKIP], dtype=torch.uint8)
+    total = torch.tensor(3 + torch.e).log()
+    # -log p: log(3 + e) - 1 for the empty cell (weight 0.05), log(3 + e) for the letter (weight 1)
+    torch.testing.assert_close(_classes(logits, target), (0.05 * (total - 1) + total) / 1.05)
+
+
+def test_learning_rate_warms_up_and_ends_at_nothing() -> None:
+    assert rate(0.0) == 0.02
+    assert rate(0.2) == 1.0
+    assert rate(0.675) == pytest.approx(0.5)  # half of the way from 0.35 to 1
+    assert rate(1.0) == 0.0
