@@ -137,6 +137,9 @@ def new(backend: str, *, in_worker: bool = False, python: str | None = None) -> 
             return WorkerModel(backend, python=interpreter.path)
     missing = [] if entry.elsewhere else [package for package in entry.needs if _version(package) is None]
     if missing:
+        if in_worker:
+            install = f"{sys.executable} -m pip install {' '.join(missing)}"
+            raise OptionError(f"backend {backend}: {sys.executable} has no {', '.join(missing)}: {install}")
         if entry.extra:
             raise MissingExtraError(f"backend {backend} ({', '.join(missing)})", entry.extra)
         raise OptionError(f"backend {backend} needs {', '.join(missing)}: pip install {' '.join(missing)}")

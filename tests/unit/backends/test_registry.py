@@ -98,6 +98,13 @@ def test_what_is_missing_is_named_with_the_command_that_adds_it(monkeypatch: pyt
         registry.new("hf")
 
 
+def test_what_another_interpreter_lacks_is_to_be_installed_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`in_worker` is how that interpreter's own process asks."""
+    monkeypatch.setattr(registry, "_version", lambda p: None if p == "accelerate" else "1")
+    with pytest.raises(OptionError, match=rf"{sys.executable} has no accelerate: {sys.executable} -m pip install acc"):
+        registry.new("hf", in_worker=True)
+
+
 def test_looking_what_can_run_imports_no_engine() -> None:
     script = (
         "import sys; from visavis.backends.registry import availability; availability()\n"
