@@ -43,7 +43,11 @@ QUESTION = re.compile(r"""'In this UI screenshot, what is the position [^'\n]*\(
 CONTINUED = re.compile(r"\\\n\s*")
 TERMINAL = ("docs/images/compare.svg",)
 REPORT = "docs/reports/document-000.html"
-SCREENSHOTS = {"docs/images/compare-report.png": (1100, 1500), "docs/images/compare-report-phone.png": (390, 1500)}
+SCREENSHOTS: dict[str, tuple[int, int, tuple[str, ...], bool]] = {  # width, height, the sections shown, dark
+    "docs/images/compare-report.png": (1280, 1800, (), False),
+    "docs/images/compare-report-phone.png": (390, 1500, ("screens", "tokens"), True),
+}
+DARK = ("--force-dark-mode", "--blink-settings=preferredColorScheme=0")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "chrome")
 TIMEOUT_S = 1800
 
@@ -199,15 +203,23 @@ def pictures() -> None:
     if browser is None:
         print(f"NOT MADE: {', '.join(SCREENSHOTS)} need one of {', '.join(BROWSERS)}")
         return
-    for target, (width, height) in SCREENSHOTS.items():
+    for target, (width, height, sections, dark) in SCREENSHOTS.items():
         print(target, flush=True)
-        with tempfile.TemporaryDirectory() as profile:
-            subprocess.run(
-                [browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars",
-                 f"--user-data-dir={profile}", f"--window-size={width},{height}", f"--screenshot={ROOT / target}",
-                 (ROOT / REPORT).as_uri()],
-                check=True, capture_output=True, timeout=120,
-            )  # fmt: skip
+        screenshot(browser, ROOT / REPORT, ROOT / target, (width, height), sections, dark=dark)
+
+
+def screenshot(
+    browser: str, page: Path, target: Path, size: tuple[int, int], sections: tuple[str, ...] = (), *, dark: bool = False
+) -> None:
+    """A page, or some of its sections alone, as a browser without a window shows it."""
+    shown = ", ".join(f"[aria-labelledby={name}]" for name in sections)
+    style = f"<style>main > :not({shown}) {{ display: none }}</style>" if sections else ""
+    with tempfile.TemporaryDirectory() as folder:
+        copy = Path(folder) / "page.html"
+        copy.write_text(page.read_text("utf-8").replace("</head>", f"{style}</head>", 1), "utf-8")
+        command = [browser, "--headless", "--no-sandbox", "--disable-gpu", "--no-first-run", "--hide-scrollbars"]
+        command += [f"--user-data-dir={folder}/profile", f"--window-size={size[0]},{size[1]}", f"--screenshot={target}"]
+        subprocess.run([*command, *(DARK if dark else ()), copy.as_uri()], check=True, capture_output=True, timeout=120)
 
 
 def main(argv: list[str]) -> None:

@@ -150,3 +150,20 @@ def test_samples_that_were_renamed_follow(monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr(refresh, "SAMPLES", tmp_path)
     old = """ask 'In this UI screenshot, what is the position of "y" (with bbox)?' --image a/01-old-name.png"""
     assert refresh.with_todays_samples(old) == """ask 'Where is "x"?' --image a/01-new.png"""
+
+
+def test_a_screenshot_may_show_some_sections_alone_and_leaves_the_page_as_it_is(tmp_path: Path) -> None:
+    page, target, browser = tmp_path / "r.html", tmp_path / "out.png", tmp_path / "browser"
+    page.write_text("<html><head></head><body><main></main></body></html>")
+    # A browser that keeps what it was given: the last argument's file, and all arguments.
+    browser.write_text(f"#!/bin/sh\nfor last; do :; done\ncat ${{last#file://}} > {target}\necho $* >> {target}\n")
+    browser.chmod(0o755)
+    refresh.screenshot(str(browser), page, target, (390, 1500), ("screens", "tokens"), dark=True)
+    seen = target.read_text()
+    assert "main > :not([aria-labelledby=screens], [aria-labelledby=tokens]) { display: none }" in seen
+    assert "--window-size=390,1500" in seen
+    assert "--force-dark-mode" in seen
+    assert "display" not in page.read_text()
+    refresh.screenshot(str(browser), page, target, (390, 1500))
+    assert "display" not in target.read_text()
+    assert "--force-dark-mode" not in target.read_text()
