@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from visavis.errors import OptionError
 from visavis.prompt import PreparedMedia, Prompt
@@ -70,7 +71,7 @@ def for_vllm(prompt: Prompt) -> dict[str, Any]:
         data["image"] = [Image.fromarray(m.pixels) for m in images]
         uuids["image"] = [m.content_hash for m in images]
     if videos:
-        data["video"] = [(m.pixels, _video_metadata(m)) for m in videos]
+        data["video"] = [_vllm_video(prompt, m) for m in videos]
         uuids["video"] = [m.content_hash for m in videos]
     inputs |= {"multi_modal_data": data, "multi_modal_uuids": uuids}
     if prompt.patch_rule is not None:
@@ -191,15 +192,31 @@ def _stack_padded(name: str, arrays: Sequence[np.ndarray[Any, Any] | None]) -> t
     return stacked
 
 
-def _video_metadata(item: PreparedMedia) -> dict[str, Any]:
-    """Sampled already: as a file of just these frames at their rate, numbered by their times."""
+_TICKS = 720_000.0
+"""A second in units in which the usual frame rates (24000/1001 too), 90 kHz and milliseconds are whole numbers."""
+
+
+def _vllm_video(prompt: Prompt, item: PreparedMedia) -> tuple[npt.NDArray[np.uint8], dict[str, Any]]:
+    """(frames, metadata), sampled already: as a file of just these frames, numbered by their times.
+
+    Qwen3-VL writes the times into the prompt: they are given in units that hold them, and the last frame is repeated
+    here as its patches would, because transformers bounds an odd number of frames by another volume than it makes.
+    """
     fps = item.fps or DEFAULT_FPS
-    frames = len(item.pixels)
-    return {
-        "total_num_frames": frames,
-        "fps": fps,
-        "duration": frames / fps,
-        "frames_indices": [round(t * fps) for t in item.timestamps] if item.timestamps else list(range(frames)),
+    pixels, times = item.pixels, item.timestamps or tuple(i / fps for i in range(len(item.pixels)))
+    unit = fps
+    if _bounds_volume(prompt):
+        missing = _padded_frames(prompt, item) - len(pixels)
+        if missing:
+            pixels = np.concatenate([pixels, np.repeat(pixels[-1:], missing, axis=0)])
+            times += times[-1:] * missing
+        if any(round(t * fps) / fps != t for t in times):
+            unit = _TICKS
+    return pixels, {
+        "total_num_frames": len(pixels),
+        "fps": unit,
+        "duration": len(item.pixels) / fps,
+        "frames_indices": [round(t * unit) for t in times],
         "video_backend": "visavis",
         "do_sample_frames": False,
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from fractions import Fraction
 from typing import Any
 
 import numpy as np
@@ -83,10 +84,13 @@ def test_vllm_gets_canonical_ids_and_pixels_its_resize_leaves_alone(name: str, f
     for item, sent in zip(images, given["multi_modal_data"]["image"], strict=True):
         assert np.array_equal(np.asarray(sent), item.pixels)
     for item, (frames, metadata) in zip(videos, given["multi_modal_data"]["video"], strict=True):
-        assert np.array_equal(frames, item.pixels)
+        assert np.array_equal(frames[: len(item.pixels)], item.pixels)
+        # an odd Qwen3-VL video ends as its patches do, with the last frame twice
+        assert len(frames) == len(item.pixels) + (len(item.pixels) % 2 if name == "qwen3_vl" else 0)
+        assert np.array_equal(frames[len(item.pixels) :], item.pixels[-1:].repeat(len(frames) - len(item.pixels), 0))
         assert metadata["do_sample_frames"] is False
         times = [i / metadata["fps"] for i in metadata["frames_indices"]]
-        assert times == pytest.approx(item.timestamps)
+        assert times[: len(item.pixels)] == pytest.approx(item.timestamps)
     options = given["mm_processor_kwargs"]
     bounds = PixelBounds(options["min_pixels"], options["max_pixels"])
     cell = loaded.patch_rule.cell
@@ -140,3 +144,48 @@ def test_the_processor_vllm_runs_makes_our_prompt_of_it(name: str, tiny: Any, fa
         size=options["size"],
     )
     assert made["input_ids"][0] == list(prompt.token_ids)
+
+
+@hf.needs_torchvision
+@pytest.mark.parametrize("frames", [1, 2, 3, 5, 9])
+@pytest.mark.parametrize("name", VL_FAMILIES)
+def test_vllms_processor_takes_any_number_of_frames_as_they_are(name: str, frames: int, tiny: Any, family: Any) -> None:
+    """Round(5 / 2) is 2: transformers' Qwen3-VL bounds 5 frames as 4 and makes patches of 6."""
+    prompt = family(name).prepare(Conversation((user(film(frames, 64, 64, seed=frames), "?"),)))
+    assert processed_for_vllm(tiny(name), prompt) == (list(prompt.token_ids), [list(prompt.media[0].grid or ())])
+
+
+@hf.needs_torchvision
+@pytest.mark.parametrize("rate", [30.0, 25.0, 24000 / 1001, 30000 / 1001])
+def test_vllm_writes_the_same_timestamps_into_a_qwen3_prompt(rate: float, tiny: Any, family: Any) -> None:
+    """10 s at 2 frames a second, first and last included: frames 0, 15.7, 31.5 … lie on no grid of half seconds."""
+    total = round(10 * rate)
+    indices = tuple(int(i) for i in np.linspace(0, total - 1, 20).round())
+    video = replace(
+        film(20, 32, 32),
+        timestamps=tuple(float(i / Fraction(rate).limit_denominator(1001)) for i in indices),
+        fps=20 / total * rate,
+        source_fps=rate,
+        frame_indices=indices,
+        total_frames=total,
+    )
+    prompt = family("qwen3_vl").prepare(Conversation((user(video, "?"),)))
+    ids, grids = processed_for_vllm(tiny("qwen3_vl"), prompt)
+    assert ids == list(prompt.token_ids)
+    assert grids == [list(prompt.media[0].grid or ())]
+
+
+def processed_for_vllm(folder: Any, prompt: Any) -> tuple[list[int], list[list[int]]]:
+    """(ids, video grids) that transformers' processor makes of the text and what vLLM is given."""
+    import torch
+
+    given = prompt.for_vllm()
+    videos = given["multi_modal_data"]["video"]
+    made = hf.processor(folder)(
+        text=[prompt.text],
+        videos=[torch.from_numpy(frames).permute(0, 3, 1, 2) for frames, _ in videos],
+        video_metadata=[{k: v for k, v in metadata.items() if k != "do_sample_frames"} for _, metadata in videos],
+        do_sample_frames=False,
+        size=given["mm_processor_kwargs"]["size"],
+    )
+    return list(made["input_ids"][0]), [list(map(int, grid)) for grid in made["video_grid_thw"]]
