@@ -12,6 +12,9 @@ from visavis.report.units import duration
 
 __all__ = ["sentences", "speed_ratio", "verdict"]
 
+MUCH = 1.5
+"""From this factor on a whole run, start included, is worth a sentence whoever answers faster."""
+
 
 def verdict(comparison: Comparison) -> str:
     """One sentence a pair: the same tokens or not, why, and who was faster, from figures the table shows."""
@@ -90,18 +93,20 @@ def _faster(first: BackendResult, second: BackendResult, times: float, what: str
 
 
 def _start(first: BackendResult, second: BackendResult) -> str:
-    """Where the engine that answers as fast or faster is the slower one for who asks one question, by its start:
-    what people see who time a script from its first line to its last."""
+    """What people see who time a script from its first line to its last, where it is mostly an engine's start."""
     if not first.answer_s or not second.answer_s or first.load_s is None or second.load_s is None:
         return ""
     slow, fast = sorted((first, second), key=from_nothing_s, reverse=True)
-    extra = start_s(slow) - start_s(fast)
-    longer = from_nothing_s(slow) > ABOUT_EQUAL * from_nothing_s(fast)
-    if not longer or (slow.answer_s or 0.0) > ABOUT_EQUAL * (fast.answer_s or 0.0):
+    assert slow.answer_s is not None  # as seen above
+    assert fast.answer_s is not None
+    whole, extra, answer = from_nothing_s(slow), start_s(slow) - start_s(fast), slow.answer_s - fast.answer_s
+    as_fast = answer <= (ABOUT_EQUAL - 1) * fast.answer_s
+    if whole < (ABOUT_EQUAL if as_fast else MUCH) * from_nothing_s(fast) or extra < ABOUT_EQUAL * answer:
         return ""
+    rest = "its answer does not" if as_fast else f"its answer {duration(answer)}"
     return (
-        f"From nothing to one answer {slow.backend} took {duration(from_nothing_s(slow))} against "
-        f"{duration(from_nothing_s(fast))}: its start takes {duration(extra)} longer, its answer does not."
+        f"From nothing to one answer {slow.backend} took {duration(whole)} against {duration(from_nothing_s(fast))}: "
+        f"its start takes {duration(extra)} longer, {rest}."
     )
 
 

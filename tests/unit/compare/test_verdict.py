@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING
 
 import pytest
 
+from visavis.compare.verdict import verdict
+
 if TYPE_CHECKING:
     from tests.unit.compare.conftest import Bench
 
@@ -134,10 +136,23 @@ def test_a_longer_start_of_the_faster_engine_is_said_as_who_times_a_script_sees_
     )
 
 
-def test_no_word_about_the_start_where_the_slower_start_has_the_slower_answers_too(bench: Bench) -> None:
+def test_a_start_that_makes_most_of_a_run_is_said_whoever_answers_faster(bench: Bench) -> None:
     bench.add("native", answers=[11, 12], phases={"load": 1.0}, first_token_s=0.1, per_token_s=0.1)
     bench.add("hf", answers=[11, 12], phases={"load": 9.0}, first_token_s=0.5, per_token_s=0.5)
-    assert "From nothing" not in bench.run(batch=False).verdict
+    # 1 + 0.2 + 0.2 s and 9 + 1 + 1 s, warm-up and answer of 2 tokens each
+    assert bench.run(batch=False).verdict.endswith(
+        "From nothing to one answer hf took 11.0 s against 1.40 s: its start takes 8.80 s longer, its answer 800 ms."
+    )
+
+
+@pytest.mark.parametrize(("load", "answer"), [(1.0, 0.1), (1.0, 5.0), (1.05, 0.102)])
+def test_a_start_that_makes_no_difference_is_not_worth_a_word(bench: Bench, load: float, answer: float) -> None:
+    bench.add("native", answers=[11, 12], phases={"load": 1.0}, first_token_s=0.1, per_token_s=0.1)
+    bench.add("hf", answers=[11, 12], phases={"load": load}, first_token_s=answer, per_token_s=answer)
+    result = bench.run(batch=False)
+    for b in result.backends:
+        b.warm_up_s = 0.0
+    assert "From nothing" not in verdict(result)
 
 
 def test_one_prompt_whose_answers_settings_explain_is_said_in_the_users_words(bench: Bench) -> None:
