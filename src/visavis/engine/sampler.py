@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
 
@@ -48,22 +49,12 @@ class PendingTokens:
 
     def fetch(self) -> Sampled:
         """Waits for the device."""
-        # One transfer: float64 holds token ids and float32 exactly.
-        columns = [self.token_ids.double(), self._totals.double()]
-        if self._best is not None:
-            columns.append(self._best.double())
-        heads = torch.stack(columns)
-        ranked: list[list[float]] = []
-        if self._logprobs is None:
-            ids, totals, *best = heads.tolist()
-        else:
-            packed = self._logprobs.packed()
-            numbers = torch.cat([heads.view(-1), packed.view(-1)]).tolist()
-            rows, width = heads.shape[1], packed.shape[1]
-            ids, totals, *best = [numbers[i * rows : (i + 1) * rows] for i in range(len(columns))]
-            ranked = [numbers[start : start + width] for start in range(len(columns) * rows, len(numbers), width)]
+        columns = [self.token_ids, self._totals] if self._best is None else [self.token_ids, self._totals, self._best]
+        packed = None if self._logprobs is None else self._logprobs.packed()
+        read = _read if self.token_ids.device.type == "cpu" else _transfer
+        (ids, totals, *best), ranked = read(columns, packed)
         token_ids = [int(i) for i in ids]
-        logprobs: list[TokenLogprobs | None] = [None] * len(ids)
+        logprobs: list[TokenLogprobs | None] = [None] * len(token_ids)
         if ranked:
             places = self._batch.logprob_places
             found = unpack(ranked, [token_ids[row] for row in places], self._batch.logprob_counts)
@@ -146,6 +137,30 @@ class Sampler:
         token_ids[batch.drawn] = self._drawer(logits.index_select(0, batch.drawn), batch.rules, batch.numbers())
         token_ids[batch.rest] = greedy(logits.index_select(0, batch.rest))
         return token_ids
+
+
+Columns: TypeAlias = list[list[float]]
+
+
+def _read(columns: Seq[torch.Tensor], packed: torch.Tensor | None) -> tuple[Columns, Columns]:
+    """On a CPU, where nothing has to be waited for."""
+    return [column.tolist() for column in columns], [] if packed is None else packed.tolist()
+
+
+def _transfer(columns: Seq[torch.Tensor], packed: torch.Tensor | None) -> tuple[Columns, Columns]:
+    """The same in one transfer: columns (rows,) of any type and packed (n, width) float64, or None.
+
+    float64 holds token ids and float32 exactly.
+    """
+    parts = [column.double() for column in columns]
+    if packed is not None:
+        parts.append(packed.view(-1))
+    numbers, rows = torch.cat(parts).tolist(), len(columns[0])
+    heads = [numbers[i * rows : (i + 1) * rows] for i in range(len(columns))]
+    if packed is None:
+        return heads, []
+    width = packed.shape[1]
+    return heads, [numbers[at : at + width] for at in range(len(columns) * rows, len(numbers), width)]
 
 
 def is_plain(seq: Sequence) -> bool:

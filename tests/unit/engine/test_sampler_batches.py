@@ -139,6 +139,18 @@ def test_nothing_waits_for_the_device_before_fetch() -> None:
     assert phrases._batch.needs_host_tokens, "a bad word of several tokens needs the newest one on the host"
 
 
+def test_one_transfer_brings_what_is_read_on_a_cpu() -> None:
+    columns = [torch.tensor([151_935, 0, 7]), torch.tensor([0.1, torch.nan, -torch.inf]), torch.tensor([1.0, 2.0, 3.0])]
+    packed = torch.tensor([[-0.1, -2.5, 151_000.0], [0.0, -1.0, 3.0]], dtype=torch.float64)
+    for ranked in (packed, None):
+        assert repr(sampler_module._transfer(columns, ranked)) == repr(
+            tuple(
+                [[float(x) for x in row] for row in part]
+                for part in sampler_module._read([c.double() for c in columns], ranked)
+            )
+        )
+
+
 # ---- the draw ------------------------------------------------------------------------------------------------------
 
 
