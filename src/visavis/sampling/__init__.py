@@ -6,8 +6,8 @@ effective value carries its origin. Engines get all of it, so no engine's own de
 `repetition_penalty` (CTRL, arXiv:1909.05858): the logit of every token that occurs in the prompt or the answer so
 far is divided by it when positive, multiplied when negative; image placeholders count as prompt tokens, as in
 transformers and vLLM. `presence_penalty` and `frequency_penalty` (OpenAI): subtracted from the logit once, and once
-per occurrence, for tokens of the answer so far only. Order: logit_bias, bad words and min_tokens masks, repetition,
-presence and frequency, temperature, min_p, top_k, top_p.
+per occurrence, for tokens of the answer so far only. Order: logit_bias; what bad words, min_tokens and structured
+output ban; repetition, presence and frequency; temperature, min_p, top_k, top_p. docs/sampling.md says it all.
 """
 
 from __future__ import annotations
