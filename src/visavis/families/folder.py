@@ -142,7 +142,10 @@ class ModelFolder:
     def rope(self) -> dict[str, Any]:
         """`rope_parameters` (new) or `rope_scaling` and `rope_theta` (old) as one dict with `rope_type`."""
         text = self.text_config
-        rope = dict(text.get("rope_parameters") or text.get("rope_scaling") or {})
+        given = text.get("rope_parameters") or text.get("rope_scaling") or {}
+        if not isinstance(given, Mapping):
+            raise ModelError(f"{self.name}: config.json in {self.path}: rope_scaling {shorten(given)} is no object")
+        rope = dict(given)
         rope.setdefault("rope_theta", text.get("rope_theta"))
         rope["rope_type"] = rope.get("rope_type") or rope.pop("type", None) or "default"
         return rope
@@ -162,11 +165,16 @@ class ModelFolder:
         length = self.text_config.get("max_position_embeddings")
         if not isinstance(length, int):
             raise ModelError(f"{self.name}: config.json in {self.path} has no max_position_embeddings")
-        factor = self.rope.get("factor")
+        factor, base = self.rope.get("factor"), self.rope.get("original_max_position_embeddings") or length
         if not factor:
             return length
+        for value in (factor, base):
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < 1e9:
+                raise ModelError(
+                    f"{self.name}: config.json in {self.path}: {shorten(value)} in rope_scaling is no size"
+                )
         if self.rope["rope_type"] == "yarn":
-            return max(length, int(self.rope.get("original_max_position_embeddings", length) * factor))
+            return max(length, int(base * factor))
         return int(length * factor) if self.rope["rope_type"] in ("linear", "dynamic") else length
 
     @cached_property

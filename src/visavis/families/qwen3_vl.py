@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
-from visavis.chat.types import Video
+from visavis.chat.types import Video, VideoDefaults
 from visavis.families.folder import ModelFolder
 from visavis.families.positions import VisualBlock
 from visavis.families.qwen_vl import MediaPlan, QwenVLFamily, asked_size
@@ -28,6 +28,8 @@ class Qwen3VLFamily(QwenVLFamily):
     default_box_format: BoxFormat = "qwen3_vl"
     default_patch_size: ClassVar[int] = 16
     default_video_bounds: ClassVar[PixelBounds] = PixelBounds(128 * 32 * 32, 32 * 32 * 768)
+    default_video_tokens: ClassVar[int] = 768
+    default_video_sampling: ClassVar[VideoDefaults] = VideoDefaults(frame_factor=1)
 
     def __init__(self, folder: ModelFolder, *, box_format: str | None = None) -> None:
         super().__init__(folder, box_format=box_format)
@@ -38,6 +40,8 @@ class Qwen3VLFamily(QwenVLFamily):
         bounds = self.settings.video_bounds.within(video.limits, video.where)
         if video.total_pixels is not None:
             bounds = PixelBounds(min(bounds.min_pixels, video.total_pixels), video.total_pixels)
+        elif self.settings.video_tokens is not None:
+            bounds = self._capped(bounds, len(video.frames), self.settings.video_tokens)
         height, width = asked_size(video)
         return smart_resize_video(
             len(video.frames),
@@ -48,6 +52,11 @@ class Qwen3VLFamily(QwenVLFamily):
             bounds=bounds,
             where=video.where,
         )
+
+    def _capped(self, bounds: PixelBounds, frames: int, tokens: int) -> PixelBounds:
+        """No frame larger than `tokens` cells or its even share (transformers' `cap_pixels_per_frame`)."""
+        share = min(tokens * self.patch_rule.cell**2, bounds.max_pixels // frames)
+        return PixelBounds(bounds.min_pixels, max(share, int(bounds.min_pixels * 1.05)) * frames)
 
     def _video_pieces(self, plan: MediaPlan) -> list[Piece]:
         pieces: list[Piece] = []

@@ -11,7 +11,7 @@ from typing import ClassVar
 
 import numpy as np
 
-from visavis.chat.types import Conversation, Image, Video
+from visavis.chat.types import Conversation, Image, Video, VideoDefaults
 from visavis.errors import MediaError, MessageError, ModelError
 from visavis.families.base import CountReport, MediaCount
 from visavis.families.common import FolderFamily, media_hash
@@ -19,7 +19,7 @@ from visavis.families.folder import ModelFolder
 from visavis.families.positions import VisualBlock, mrope_positions
 from visavis.families.resize import PixelBounds, frame_share, resize_all, smart_resize
 from visavis.families.tokenizer import Piece
-from visavis.families.vision_config import read_vision_settings
+from visavis.families.vision_config import read_video_defaults, read_vision_settings
 from visavis.prompt import PatchRule, PreparedMedia, Prompt, Span
 
 __all__ = ["MediaPlan", "QwenVLFamily", "asked_size"]
@@ -66,6 +66,9 @@ class QwenVLFamily(FolderFamily):
     # What transformers' processors take when the folder is silent.
     default_image_bounds: ClassVar[PixelBounds] = PixelBounds(56 * 56, 28 * 28 * 1280)
     default_video_bounds: ClassVar[PixelBounds] = PixelBounds(128 * 28 * 28, 28 * 28 * 768)
+    default_video_tokens: ClassVar[int] = 128000
+    # qwen-vl-utils' rule, which these models are published with: transformers' processor for them takes all frames.
+    default_video_sampling: ClassVar[VideoDefaults] = VideoDefaults()
     patch_rule: PatchRule
 
     def __init__(self, folder: ModelFolder, *, box_format: str | None = None) -> None:
@@ -75,7 +78,9 @@ class QwenVLFamily(FolderFamily):
             patch_size=self.default_patch_size,
             image_default=self.default_image_bounds,
             video_default=self.default_video_bounds,
+            video_tokens_default=self.default_video_tokens,
         )
+        self.video_defaults = read_video_defaults(folder, self.default_video_sampling)
         self.patch_rule = self.settings.rule
         self.image_token_id = self._token_id("image_token_id", self.image_token)
         self.video_token_id = self._token_id("video_token_id", self.video_token)
@@ -139,7 +144,9 @@ class QwenVLFamily(FolderFamily):
     def _video_size(self, video: Video) -> tuple[int, int]:
         """(height, width) of a frame after the resize: each frame is bounded like an image."""
         bounds = self.settings.video_bounds.within(video.limits, video.where)
-        total = self.settings.video_total_pixels if video.total_pixels is None else video.total_pixels
+        total = video.total_pixels
+        if total is None and self.settings.video_tokens is not None:
+            total = int(self.settings.video_tokens * self.patch_rule.cell**2 * 0.9)
         if total is not None:
             bounds = frame_share(bounds, total, len(video.frames), self.patch_rule.temporal_patch_size)
         return smart_resize(*asked_size(video), cell=self.patch_rule.cell, bounds=bounds, where=video.where)

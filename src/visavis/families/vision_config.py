@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from visavis.chat.types import VideoDefaults
 from visavis.errors import ModelError, shorten
 from visavis.families.folder import ModelFolder
 from visavis.families.resize import PixelBounds
 from visavis.prompt import PatchRule
 
-__all__ = ["VisionSettings", "read_vision_settings"]
+__all__ = ["VisionSettings", "read_video_defaults", "read_vision_settings"]
 
 _CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
 _CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
@@ -22,16 +23,22 @@ _BICUBIC = 3
 @dataclass(frozen=True, slots=True)
 class VisionSettings:
     """`video_bounds` are of one frame for Qwen2-VL and Qwen2.5-VL, of all frames together for Qwen3-VL.
-    `video_total_pixels`: what all frames of a Qwen2-VL video may have together; None for no such bound."""
+    `video_tokens`: `max_video_tokens` where the folder says `cap_pixels_per_frame`, of the whole video for Qwen2-VL and
+    Qwen2.5-VL, of one frame for Qwen3-VL; None for no such bound."""
 
     rule: PatchRule
     image_bounds: PixelBounds
     video_bounds: PixelBounds
-    video_total_pixels: int | None
+    video_tokens: int | None
 
 
 def read_vision_settings(
-    folder: ModelFolder, *, patch_size: int, image_default: PixelBounds, video_default: PixelBounds
+    folder: ModelFolder,
+    *,
+    patch_size: int,
+    image_default: PixelBounds,
+    video_default: PixelBounds,
+    video_tokens_default: int = 128000,
 ) -> VisionSettings:
     """What the folder says, with the family's values where it is silent. Raises ModelError."""
     if not folder.preprocessor_config:
@@ -42,17 +49,36 @@ def read_vision_settings(
     if video_rule != rule:
         raise ModelError(f"{folder.name}: images and videos are declared with different patches or normalisation")
     _check_vision_tower(folder, rule)
-    total = None
-    if video.get("cap_pixels_per_frame"):
-        total = int(int(video.get("max_video_tokens", 128000)) * rule.cell**2 * 0.9)
+    capped = bool(video.get("cap_pixels_per_frame"))
     separate = video is not image
     return VisionSettings(
         rule=rule,
         image_bounds=_bounds(folder, image, image_default),
         # Without a video file transformers takes the image's bounds for both.
         video_bounds=_bounds(folder, video, video_default if separate else image_default),
-        video_total_pixels=total,
+        video_tokens=_number(folder, video, "max_video_tokens", video_tokens_default) if capped else None,
     )
+
+
+def read_video_defaults(folder: ModelFolder, default: VideoDefaults) -> VideoDefaults:
+    """The family's rule for picking frames with the rate and the bounds that the folder's video processor declares.
+
+    A folder that says `do_sample_frames` for Qwen2-VL or Qwen2.5-VL means transformers' `Qwen2VLVideoProcessor`, which
+    spreads frames by strides. Raises ModelError.
+    """
+    video = folder.video_preprocessor_config
+    fps = video.get("fps")
+    if fps is None:
+        fps = default.fps
+    if isinstance(fps, bool) or not isinstance(fps, int | float) or not 0 < fps < math.inf:
+        raise ModelError(f"{folder.name}: video_preprocessor_config.json: fps {shorten(fps)} is no frame rate")
+    least = _number(folder, video, "min_frames", default.min_frames)
+    most = _number(folder, video, "max_frames", default.max_frames)
+    if least > most:
+        raise ModelError(f"{folder.name}: video_preprocessor_config.json: min_frames {least} is over max_frames {most}")
+    strides = default.frame_factor > 1 and video.get("do_sample_frames") is True
+    spacing = "stride" if strides else default.spacing
+    return replace(default, fps=float(fps), min_frames=least, max_frames=most, spacing=spacing)
 
 
 def _check_vision_tower(folder: ModelFolder, rule: PatchRule) -> None:
@@ -116,10 +142,12 @@ def _bounds(folder: ModelFolder, config: Mapping[str, Any], default: PixelBounds
 
 
 def _number(folder: ModelFolder, config: Mapping[str, Any], name: str, default: int) -> int:
-    value = config.get(name, default)
+    value = config.get(name)
+    if value is None:
+        value = default
     if isinstance(value, float) and value.is_integer():
         value = int(value)
-    if not isinstance(value, int) or value < 1:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise ModelError(f"{folder.name}: preprocessor_config.json: {name} {shorten(value)} is not a size")
     return value
 

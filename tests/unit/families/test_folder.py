@@ -64,6 +64,22 @@ def test_yarn_reaches_further_than_max_position_embeddings(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize(
+    ("rope", "message"),
+    [
+        ("yarn", "rope_scaling 'yarn' is no object"),
+        ([4.0], r"rope_scaling \[4\.0\] is no object"),
+        ({"type": "yarn", "factor": "4"}, "'4' in rope_scaling is no size"),
+        ({"type": "yarn", "factor": 4, "original_max_position_embeddings": [1]}, r"\[1\] in rope_scaling is no size"),
+        ({"type": "linear", "factor": float("inf")}, "inf in rope_scaling is no size"),
+    ],
+)
+def test_rope_scaling_that_cannot_be_meant_is_named(tmp_path: Path, rope: Any, message: str) -> None:
+    config = {"model_type": "qwen2", "max_position_embeddings": 32768, "rope_scaling": rope}
+    with pytest.raises(ModelError, match=rf"config\.json .*{message}"):
+        write(tmp_path, config_json=config).max_model_len  # noqa: B018
+
+
+@pytest.mark.parametrize(
     ("files", "message"),
     [
         ({}, r"some/model: config\.json is missing in "),
