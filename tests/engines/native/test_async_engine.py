@@ -272,20 +272,24 @@ def test_statistics_can_be_read_at_any_time(served: AsyncNativeEngine, cases: An
 
 def test_lower_priority_numbers_go_first(ref: Reference, cases: Any) -> None:
     engine = AsyncNativeEngine(make_engine(ref, max_num_seqs=1))
-    busy = engine.submit(*endless(cases))
+    busy = engine.submit(*endless(cases), request_id="busy")
     next(busy)
-    order: list[str] = []
-    streams = {
-        name: engine.submit(cases[2][0], cases[2][1], priority=p) for name, p in (("late", 5), ("mid", 1), ("now", -3))
-    }
-    threads = [
-        threading.Thread(target=lambda n=n, s=s: (next(s), order.append(n), list(s))) for n, s in streams.items()
+    order: list[str] = []  # of first tokens, as the engine gives them
+    step = engine._engine.step
+
+    def watched() -> Any:
+        outputs = step()
+        order.extend(o.request_id for o in outputs if o.request_id not in (*order, "busy"))
+        return outputs
+
+    engine._engine.step = watched  # type: ignore[method-assign]
+    streams = [
+        engine.submit(cases[2][0], cases[2][1], request_id=name, priority=priority)
+        for name, priority in (("late", 5), ("mid", 1), ("now", -3))
     ]
-    for thread in threads:
-        thread.start()
     busy.abort()
-    for thread in threads:
-        thread.join(20)
+    for stream in streams:
+        assert tokens_of(stream) == cases[2][2]
     engine.close()
     assert order == ["now", "mid", "late"]
 
