@@ -2,8 +2,8 @@
 
     python engines.py ENGINE MODEL DTYPE THREADS MAX_BATCH
 
-Reads one JSON request a line, {"prompts": [[ids], …], "tokens": n}, greedy and exactly n tokens a prompt, all prompts at
-once, and answers with {"seconds": s, "token_ids": [[…], …] or null}. Needs nothing of visavis but for `native`.
+Reads one JSON request a line, {"prompts": [[ids], …], "tokens": n}: greedy, exactly n tokens a prompt, all prompts at
+once. Answers with {"seconds": s, "token_ids": [[…], …] or null}. Needs nothing of visavis but for `native`.
 """
 
 from __future__ import annotations

@@ -3,9 +3,9 @@
     python benchmarks/cpu_llm/run.py --model SMOLLM2_FOLDER --gguf FOLDER_OF_VARIANTS
         [--python vllm=/env/bin/python --python llamacpp=… --python openvino=…] [--out result.json]
 
-Each engine sits in a process of its own and stays loaded; only one works at a time, and rounds of all of them alternate,
-so that a noisy moment meets each. Same ids, all prompts different, greedy, fixed length, no prefix caching. From outside,
-alike for all: t(1) = seconds for one token, t(n) = seconds for n.
+Each engine sits in a process of its own and stays loaded; only one works at a time, and rounds of all of them
+alternate, so that a noisy moment meets each. Same ids, all prompts different, greedy, fixed length, no prefix caching.
+From outside, alike for all: t(1) = seconds for one token, t(n) = seconds for n.
 
 - first token: t(1) at 1 prompt of 49 tokens, and of 1000
 - decode: batch · (n - 1) / (t(n) - t(1))     whole: batch · n / t(n)
@@ -50,13 +50,14 @@ class Engine:
         model = arguments.model if variant is None else arguments.gguf / f"model-{variant}.gguf"
         command = [pythons.get(engine, sys.executable), str(HERE / "engines.py"), engine, str(model), dtype]
         environment = {**os.environ, "OMP_NUM_THREADS": str(arguments.threads), "HF_HUB_OFFLINE": "1"}
+        log = subprocess.DEVNULL
+        if arguments.logs:
+            log = os.open(arguments.logs / f"{name.replace(' ', '-')}.log", os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
         self.process = subprocess.Popen(
             [*command, str(arguments.threads), str(arguments.batch)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=open(arguments.logs / f"{name.replace(' ', '-')}.log", "w")
-            if arguments.logs
-            else subprocess.DEVNULL,
+            stderr=log,
             text=True,
             env=environment,
         )
