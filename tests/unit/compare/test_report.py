@@ -188,3 +188,26 @@ def test_the_page_says_how_many_prompts_are_the_same_beside_a_difference(bench: 
     bench.add("native", answers={"alpha": [111], "beta": [111], "gamma": [111]})
     bench.add("hf", answers={"alpha": [111], "beta": [111, 112], "gamma": [111]})
     assert "The other 2 prompts are the same for native and hf." in Page(render(bench.run(), {})).text
+
+
+def test_labels_of_small_boxes_do_not_stand_over_each_other() -> None:
+    from visavis.compare.html.marks import CORNERS, Mark
+    from visavis.compare.html.screens import Label, Outline, Screen
+
+    box, limits = (50.0, 80.0, 90.0, 95.0), (400, 200)
+    outlines = [
+        Outline(Mark(name, f"series-{i}", "●", "", CORNERS[i]), "x", box, None, limits)
+        for i, name in enumerate(("transformers", "vllm", "sglang", "native"))
+    ]
+    outlines.append(Outline(None, "true", box, None, limits))
+    screen = Screen("a", "where?", 1, 400, 200, "", 1.0, outlines)
+    labels = screen.labels(10.0, short=False)
+    assert [label.text for label in labels] == ["● transformers", "● vllm", "● sglang", "● native", "true"]
+    for i, one in enumerate(labels):
+        assert not any(one.overlaps(other, 10.0) for other in labels[i + 1 :])
+    # the first stands over its box, the second, for whom 40 pixels leave no room, a line farther up
+    assert labels[0].y == 80 - 3.5
+    assert labels[1].y == pytest.approx(labels[0].y - 11.5)
+    assert [label.text for label in screen.labels(10.0, short=True)][:2] == ["●", "●"]
+    assert Label("ab", "", 0, 0, "start").overlaps(Label("ab", "", 12, 0, "start"), 10.0)  # 2 · 0.62 · 10 wide
+    assert not Label("ab", "", 0, 0, "start").overlaps(Label("ab", "", 12.5, 0, "start"), 10.0)

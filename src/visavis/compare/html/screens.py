@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import io
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from visavis.compare.html.marks import Mark
@@ -15,6 +15,7 @@ from visavis.grounding import Box
 __all__ = ["Outline", "Screen", "screens_of"]
 
 LARGEST = 1280  # pixels a side of an embedded picture
+LETTER, LINE = 0.62, 1.15  # width of a bold letter and height of a line, in letters' sizes
 CLOSE = 0.45  # a close view is shown where the boxes take less than this share of the picture's width
 
 
@@ -46,6 +47,25 @@ class Outline:
 
 
 @dataclass(frozen=True, slots=True)
+class Label:
+    """Its baseline begins (or ends, by `anchor`) at (x, y)."""
+
+    text: str
+    css: str
+    x: float
+    y: float
+    anchor: str
+
+    def overlaps(self, other: Label, size: float) -> bool:
+        (a1, a2), (b1, b2) = self._across(size), other._across(size)
+        return abs(self.y - other.y) < size and a1 < b2 and b1 < a2
+
+    def _across(self, size: float) -> tuple[float, float]:
+        width = LETTER * size * len(self.text)
+        return (self.x, self.x + width) if self.anchor == "start" else (self.x - width, self.x)
+
+
+@dataclass(frozen=True, slots=True)
 class Screen:
     prompt: str
     question: str
@@ -56,6 +76,22 @@ class Screen:
     unit: float  # thickness of a line, in the picture's pixels
     outlines: list[Outline] = field(default_factory=list)
     close: tuple[float, float, float, float] | None = None  # x, y, width, height of the close view
+
+    def labels(self, size: float, *, short: bool) -> list[Label]:
+        """Every outline's label in letters of `size` pixels, none over another: one that has no room beside the others
+        stands a line farther out. `short`: shapes without names."""
+        placed: list[Label] = []
+        for o in self.outlines:
+            text = "true" if o.mark is None else o.mark.shape if short else f"{o.mark.shape} {o.mark.name}"
+            x, y = o.label_at(size)
+            label = Label(text, o.mark.css if o.mark else "true", x, y, o.anchor)
+            step = LINE * size * (-1 if o.corner.startswith("top") else 1)
+            for _ in self.outlines:
+                if not any(label.overlaps(other, size) for other in placed):
+                    break
+                label = replace(label, y=label.y + step)
+            placed.append(label)
+        return placed
 
     @property
     def words(self) -> str:
