@@ -14,7 +14,7 @@ from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList,
 
 from visavis.backends.base import EngineRequest, TokenEvent
 from visavis.completion import FinishReason, TokenLogprobs
-from visavis.engine.sampler import NOTHING_ALLOWED, Sampler, is_plain, why_nothing
+from visavis.engine.sampler import NOTHING_ALLOWED, Sampler, is_plain, to_host, why_nothing
 from visavis.engine.sequence import Sequence as EngineSequence
 from visavis.engine.structured import completes
 
@@ -85,7 +85,7 @@ class TokenHook:
         """(rows,) chosen ids → which rows have ended."""
         sampled = self._sampled
         if self._totals is not None:
-            chosen, totals = torch.stack((tokens.double(), self._totals.double())).tolist()
+            (chosen, totals), _ = to_host((tokens, self._totals))
             sampled = {i: (int(t), math.isfinite(s), None) for i, (t, s) in enumerate(zip(chosen, totals, strict=True))}
         now = time.perf_counter()
         for i, running in enumerate(self._running):

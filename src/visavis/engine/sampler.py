@@ -24,7 +24,7 @@ from visavis.engine.sampling_batch import SamplingBatch
 from visavis.engine.sequence import Sequence
 from visavis.engine.structured import allowed_bias
 
-__all__ = ["NOTHING_ALLOWED", "PendingTokens", "Sampled", "Sampler", "is_plain", "why_nothing"]
+__all__ = ["NOTHING_ALLOWED", "PendingTokens", "Sampled", "Sampler", "is_plain", "to_host", "why_nothing"]
 
 NOTHING_ALLOWED = -1
 """The token of a row in which every token is banned."""
@@ -51,8 +51,7 @@ class PendingTokens:
         """Waits for the device."""
         columns = [self.token_ids, self._totals] if self._best is None else [self.token_ids, self._totals, self._best]
         packed = None if self._logprobs is None else self._logprobs.packed()
-        read = _read if self.token_ids.device.type == "cpu" else _transfer
-        (ids, totals, *best), ranked = read(columns, packed)
+        (ids, totals, *best), ranked = to_host(columns, packed)
         token_ids = [int(i) for i in ids]
         logprobs: list[TokenLogprobs | None] = [None] * len(token_ids)
         if ranked:
@@ -68,7 +67,7 @@ class PendingTokens:
 class Sampler:
     def __init__(self, vocab_size: int, device: torch.device) -> None:
         self.vocab_size = vocab_size
-        self.device = device
+        self.device = device = _with_float64(device)
         self.penalties = PenaltyState(vocab_size, device)
         self._drawer = Drawer(vocab_size, device)
         self._batch: SamplingBatch | None = None
@@ -88,6 +87,7 @@ class Sampler:
 
         Each request must get its token, or end, before the next call.
         """
+        logits = logits.to(self.device)
         batch = self._batch
         if batch is None or not batch.matches(seqs):
             batch = self._batch = SamplingBatch(seqs, self.vocab_size, self.device, self.penalties)
@@ -142,16 +142,15 @@ class Sampler:
 Columns: TypeAlias = list[list[float]]
 
 
-def _read(columns: Seq[torch.Tensor], packed: torch.Tensor | None) -> tuple[Columns, Columns]:
-    """On a CPU, where nothing has to be waited for."""
+def to_host(columns: Seq[torch.Tensor], packed: torch.Tensor | None = None) -> tuple[Columns, Columns]:
+    """columns (rows,) of any type, and packed (n, width) or None, as lists; from a GPU in one transfer."""
+    if columns[0].device.type == "cuda":
+        return _transfer(columns, packed)
     return [column.tolist() for column in columns], [] if packed is None else packed.tolist()
 
 
 def _transfer(columns: Seq[torch.Tensor], packed: torch.Tensor | None) -> tuple[Columns, Columns]:
-    """The same in one transfer: columns (rows,) of any type and packed (n, width) float64, or None.
-
-    float64 holds token ids and float32 exactly.
-    """
+    """float64 holds token ids and float32 exactly."""
     parts = [column.double() for column in columns]
     if packed is not None:
         parts.append(packed.view(-1))
@@ -161,6 +160,11 @@ def _transfer(columns: Seq[torch.Tensor], packed: torch.Tensor | None) -> tuple[
         return heads, []
     width = packed.shape[1]
     return heads, [numbers[at : at + width] for at in range(len(columns) * rows, len(numbers), width)]
+
+
+def _with_float64(device: torch.device) -> torch.device:
+    """Where to sample: on the CPU for devices that cannot cumulate probabilities in float64 (Apple's)."""
+    return torch.device("cpu") if device.type == "mps" else device
 
 
 def is_plain(seq: Sequence) -> bool:

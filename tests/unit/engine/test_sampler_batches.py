@@ -143,12 +143,16 @@ def test_one_transfer_brings_what_is_read_on_a_cpu() -> None:
     columns = [torch.tensor([151_935, 0, 7]), torch.tensor([0.1, torch.nan, -torch.inf]), torch.tensor([1.0, 2.0, 3.0])]
     packed = torch.tensor([[-0.1, -2.5, 151_000.0], [0.0, -1.0, 3.0]], dtype=torch.float64)
     for ranked in (packed, None):
-        assert repr(sampler_module._transfer(columns, ranked)) == repr(
-            tuple(
-                [[float(x) for x in row] for row in part]
-                for part in sampler_module._read([c.double() for c in columns], ranked)
-            )
-        )
+        heads, rest = sampler_module._transfer(columns, ranked)
+        read, as_read = sampler_module.to_host(columns, ranked)
+        assert repr(heads) == repr([[float(x) for x in column] for column in read])  # repr: NaN is not NaN
+        assert rest == as_read
+
+
+def test_a_device_without_float64_hands_its_logits_to_the_cpu() -> None:
+    sampler = Sampler(5, torch.device("mps"))  # nothing is made there, so none is needed
+    assert sampler.device == CPU
+    assert sampler(random_logits(2, 5), [sequence(), sequence(temperature=1.0, top_p=0.5)]).finite == [True, True]
 
 
 # ---- the draw ------------------------------------------------------------------------------------------------------
