@@ -12,6 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext, suppress
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Self
 
@@ -88,7 +89,9 @@ class AsyncNativeEngine:
     ) -> RequestStream:
         """As `submit`; awaits a place in the queue without blocking the event loop."""
         self._check_open()
-        seq = self._engine.prepare(self._name(request_id), prompt, sampling, priority)
+        prepare = partial(self._engine.prepare, self._name(request_id), prompt, sampling, priority)
+        # A grammar that nobody asked for before takes its time to compile; all else is done in a moment.
+        seq = prepare() if sampling.structured is None else await self._awaited(prepare)
         return self._start(await self._enter_async(seq.request_id), seq)
 
     def submit_from(
@@ -242,6 +245,13 @@ class AsyncNativeEngine:
             self._pool.submit(work)
         except RuntimeError:  # shut down between the check and here
             self._drop(stream, BackendError("the engine is closed"))
+
+    async def _awaited(self, prepare: Callable[[], Sequence]) -> Sequence:
+        try:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, prepare)
+        except RuntimeError:
+            self._check_open()  # the pool was shut down meanwhile
+            raise
 
     def _hand_over(self, stream: RequestStream, seq: Sequence) -> None:
         with self._work:

@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -16,6 +17,7 @@ from visavis.engine import AsyncNativeEngine, RequestStream
 from visavis.errors import BackendError, ContextLengthError, MediaError, OptionError, QueueFullError
 from visavis.prompt import Prompt
 from visavis.sampling import ResolvedSampling
+from visavis.sampling.structured import StructuredOutput
 
 pytestmark = pytest.mark.engines
 
@@ -91,6 +93,23 @@ def test_requests_from_one_event_loop_get_their_own_answers(served: AsyncNativeE
         return await asyncio.gather(*(ask(i) for i in range(3 * len(cases))))
 
     assert asyncio.run(all_of_them()) == [cases[i % len(cases)][2] for i in range(3 * len(cases))]
+
+
+def test_a_grammar_is_compiled_outside_the_event_loop(served: AsyncNativeEngine, cases: Any) -> None:
+    prepare, where = served._engine.prepare, []
+
+    def watched(request_id: str, prompt: Prompt, sampling: ResolvedSampling, priority: int) -> Any:
+        where.append(threading.current_thread().name)
+        return prepare(request_id, prompt, replace(sampling, structured=None), priority)
+
+    served._engine.prepare = watched  # type: ignore[method-assign]
+
+    async def run() -> list[int]:
+        asked = replace(cases[0][1], structured=StructuredOutput("choice", ("yes", "no")))
+        return await tokens_async(await served.submit_async(cases[0][0], asked))
+
+    assert asyncio.run(run()) == cases[0][2]
+    assert where[0].startswith("visavis-prepare")
 
 
 def test_a_request_is_made_in_the_pool_while_others_decode(served: AsyncNativeEngine, cases: Any) -> None:
