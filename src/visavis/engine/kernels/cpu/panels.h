@@ -71,6 +71,8 @@ inline void tile(const char* w, int k, const float* x, int ldx, const float* sca
                  float* out, int ldout) {
     constexpr int STEP = PANEL * bytes_of(DT), U = M == 1 ? 4 : M <= 3 ? 2 : 1;  // few vectors need more sums in flight
     vfloat sum[U][M][TILE_VECTORS] = {};
+    for (int m = 0; m < M; m++)  // the output's lines are on their way while the sums are made
+        for (int j = 0; j < TILE_WIDTH; j += 16) __builtin_prefetch(out + int64_t(m) * ldout + j, 1);
     auto column = [&](int i, int u) {
         if (STEP >= 64 || i % 2 == 0)  // once a cache line
             for (int b = 0; b < TILE_WIDTH * bytes_of(DT); b += 64) __builtin_prefetch(w + int64_t(i) * STEP + FETCH_AHEAD + b);
