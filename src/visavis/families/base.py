@@ -105,6 +105,11 @@ class Family(ABC):
     def count(self, conversation: Conversation, *, add_generation_prompt: bool = True) -> CountReport:
         """What `prepare` would give, without resizing a pixel."""
 
+    def fitting_max_pixels(self, prompt: Prompt, room: int) -> int | None:
+        """The largest `max_pixels` with which the prompt would have `room` tokens at most; None where nothing fits, or
+        the family has no size rule of ours."""
+        return None
+
     def prepare_messages(self, messages: Any, *, add_generation_prompt: bool = True, **options: Any) -> Prompt:
         """Messages in any spelling → Prompt. `options`: `tools`, `policy`, `min_pixels`, `max_pixels`, …
         as in `visavis.chat.normalize`."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import get_args
 
 import numpy as np
@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from visavis.errors import ContextLengthError, ModelError, OptionError, shorten
 from visavis.families.base import Family, MediaCount
+from visavis.families.budget import answer_room
 from visavis.families.folder import ModelFolder
 from visavis.families.template import ChatTemplate
 from visavis.families.tokenizer import HFTokenizer
@@ -77,17 +78,28 @@ class FolderFamily(Family):
             raise error(f"{where} {shorten(value)} is unknown; known: {', '.join(_BOX_FORMATS)}")
         return self.default_box_format
 
-    def _check_fits(self, total: int, media: Sequence[MediaCount]) -> None:
-        """Raises ContextLengthError unless the prompt leaves room for one token."""
+    def _check_fits(
+        self, total: int, media: Sequence[MediaCount], fitting: Callable[[int], int | None] = lambda room: None
+    ) -> None:
+        """Raises ContextLengthError unless the prompt leaves room for one token. `fitting(room)`: the max_pixels under
+        which the prompt has `room` tokens at most."""
         if total < self.max_model_len:
             return
         items = [f"{m.where or m.kind} {m.tokens} ({m.size[1]}×{m.size[0]})" for m in media]
         shown = f": {', '.join(items[:8])}{' …' if len(items) > 8 else ''} of image and video" if items else ""
-        way_out = "lower max_pixels, send fewer items or shorten the text" if items else "shorten the text"
+        way_out = "shorten the text"
+        if items:
+            frames = ", lower fps or max_frames" if any(m.kind == "video" for m in media) else ""
+            way_out = f"{self._bound_that_fits(fitting)}{frames}, send fewer items or shorten the text"
         raise ContextLengthError(
             f"the prompt has {total} tokens and the context of {self.folder.name} is {self.max_model_len}{shown}; "
             f"{way_out}"
         )
+
+    def _bound_that_fits(self, fitting: Callable[[int], int | None]) -> str:
+        kept = answer_room(self.max_model_len)
+        bound = fitting(self.max_model_len - kept)
+        return f"max_pixels {bound} fits with {kept} tokens for the answer" if bound else "lower max_pixels"
 
 
 def media_hash(kind: str, pixels: npt.NDArray[np.uint8], timestamps: Iterable[float] | None = None) -> str:

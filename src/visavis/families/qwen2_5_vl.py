@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import ClassVar
 
 from visavis.chat.types import Video
-from visavis.families.qwen_vl import MediaPlan, QwenVLFamily
+from visavis.families.media_plan import MediaPlan
+from visavis.families.qwen_vl import QwenVLFamily
 from visavis.families.tokenizer import Piece
 from visavis.prompt import BoxFormat
 

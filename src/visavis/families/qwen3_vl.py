@@ -7,8 +7,9 @@ from typing import ClassVar
 
 from visavis.chat.types import Video, VideoDefaults
 from visavis.families.folder import ModelFolder
+from visavis.families.media_plan import MediaPlan, asked_size
 from visavis.families.positions import VisualBlock
-from visavis.families.qwen_vl import MediaPlan, QwenVLFamily, asked_size
+from visavis.families.qwen_vl import QwenVLFamily
 from visavis.families.resize import PixelBounds, smart_resize_video
 from visavis.families.tokenizer import Piece
 from visavis.prompt import BoxFormat
@@ -42,15 +43,14 @@ class Qwen3VLFamily(QwenVLFamily):
             bounds = PixelBounds(min(bounds.min_pixels, video.total_pixels), video.total_pixels)
         elif self.settings.video_tokens is not None:
             bounds = self._capped(bounds, len(video.frames), self.settings.video_tokens)
-        height, width = asked_size(video)
+        return self._frame_size(len(video.frames), asked_size(video), bounds, video.where)
+
+    def _frame_size(
+        self, frames: int, size: tuple[int, int], bounds: PixelBounds, where: str = "video"
+    ) -> tuple[int, int]:
+        temporal = self.patch_rule.temporal_patch_size
         return smart_resize_video(
-            len(video.frames),
-            height,
-            width,
-            cell=self.patch_rule.cell,
-            temporal=self.patch_rule.temporal_patch_size,
-            bounds=bounds,
-            where=video.where,
+            frames, *size, cell=self.patch_rule.cell, temporal=temporal, bounds=bounds, where=where
         )
 
     def _capped(self, bounds: PixelBounds, frames: int, tokens: int) -> PixelBounds:

@@ -11,39 +11,20 @@ from typing import ClassVar
 
 import numpy as np
 
-from visavis.chat.types import Conversation, Image, Video, VideoDefaults
+from visavis.chat.types import Conversation, Image, PixelLimits, Video, VideoDefaults
 from visavis.errors import MediaError, MessageError, ModelError
 from visavis.families.base import CountReport, MediaCount
+from visavis.families.budget import BudgetItem, fitting_max_pixels
 from visavis.families.common import FolderFamily, media_hash
 from visavis.families.folder import ModelFolder
+from visavis.families.media_plan import MediaPlan, asked_size, check_total, pixels_of
 from visavis.families.positions import VisualBlock, mrope_positions
 from visavis.families.resize import PixelBounds, frame_share, resize_all, smart_resize
 from visavis.families.tokenizer import Piece
 from visavis.families.vision_config import read_video_defaults, read_vision_settings
 from visavis.prompt import PatchRule, PreparedMedia, Prompt, Span
 
-__all__ = ["MediaPlan", "QwenVLFamily", "asked_size"]
-
-MAX_MEDIA_TOKENS = 10_000_000
-"""Of one prompt, beyond any model's context: asked for by a slip in min_pixels, they would fill the memory as ids."""
-
-
-@dataclass(frozen=True, slots=True)
-class MediaPlan:
-    """What one item will become, known from its size alone."""
-
-    item: Image | Video
-    size: tuple[int, int]  # (height, width) after the resize
-    grid: tuple[int, int, int]  # (t, h, w) in patches
-    tokens_per_frame: int  # visual tokens of one step of t
-
-    @property
-    def kind(self) -> str:
-        return "image" if isinstance(self.item, Image) else "video"
-
-    @property
-    def tokens(self) -> int:
-        return self.grid[0] * self.tokens_per_frame
+__all__ = ["QwenVLFamily"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +89,14 @@ class QwenVLFamily(FolderFamily):
         """Raises MessageError, MediaError (aspect ratio), ContextLengthError."""
         start = time.perf_counter()
         layout = self._lay_out(conversation, add_generation_prompt)
-        self._check_fits(len(layout.token_ids), [self._report(p) for p in layout.plans])
+        total = len(layout.token_ids)
+        text = total - sum(p.tokens for p in layout.plans)
+        items = [self._budget_item(p.kind, asked_size(p.item), len(pixels_of(p.item)), p.tokens) for p in layout.plans]
+        self._check_fits(
+            total,
+            [self._report(p) for p in layout.plans],
+            lambda room: fitting_max_pixels(items, room - text, self.patch_rule.cell),
+        )
         media = self._media(layout)
         positions, delta = mrope_positions(len(layout.token_ids), self._blocks(layout))
         return Prompt(
@@ -135,6 +123,27 @@ class QwenVLFamily(FolderFamily):
         text = total - sum(m.tokens for m in media)
         return CountReport(self.folder.name, self.name, total, text, media, self.max_model_len)
 
+    def fitting_max_pixels(self, prompt: Prompt, room: int) -> int | None:
+        """See `Family.fitting_max_pixels`; sizes fixed by `resized_height` are taken as bounds."""
+        items = [self._budget_item(m.kind, m.original_size, len(m.pixels), m.num_tokens) for m in prompt.media]
+        return fitting_max_pixels(items, room - len(prompt) + prompt.num_image_tokens, self.patch_rule.cell)
+
+    def _budget_item(self, kind: str, size: tuple[int, int], frames: int, tokens: int) -> BudgetItem:
+        """`frames` counts for videos only."""
+        cell, temporal = self.patch_rule.cell, self.patch_rule.temporal_patch_size
+
+        def at(max_pixels: int) -> int:
+            limits = PixelLimits(max_pixels=max_pixels)
+            if kind == "image":
+                bounds, steps = self.settings.image_bounds.within(limits, kind), 1
+                height, width = smart_resize(*size, cell=cell, bounds=bounds)
+            else:
+                bounds, steps = self.settings.video_bounds.within(limits, kind), -(-frames // temporal)
+                height, width = self._frame_size(frames, size, bounds)
+            return steps * (height // cell) * (width // cell)
+
+        return BudgetItem(tokens, at)
+
     # ---- what families change --------------------------------------------------------------------------------------
 
     @abstractmethod
@@ -149,7 +158,13 @@ class QwenVLFamily(FolderFamily):
             total = int(self.settings.video_tokens * self.patch_rule.cell**2 * 0.9)
         if total is not None:
             bounds = frame_share(bounds, total, len(video.frames), self.patch_rule.temporal_patch_size)
-        return smart_resize(*asked_size(video), cell=self.patch_rule.cell, bounds=bounds, where=video.where)
+        return self._frame_size(len(video.frames), asked_size(video), bounds, video.where)
+
+    def _frame_size(
+        self, frames: int, size: tuple[int, int], bounds: PixelBounds, where: str = "video"
+    ) -> tuple[int, int]:
+        """(height, width) of each of so many frames within bounds."""
+        return smart_resize(*size, cell=self.patch_rule.cell, bounds=bounds, where=where)
 
     def _video_interval(self, video: Video) -> float:
         """Step of the time axis from one temporal patch to the next."""
@@ -182,7 +197,7 @@ class QwenVLFamily(FolderFamily):
     def _lay_out(self, conversation: Conversation, add_generation_prompt: bool) -> _Layout:
         rendered = self.template.render(conversation, add_generation_prompt=add_generation_prompt)
         plans = tuple(self.plan(item) for item in conversation.media)
-        _check_total(plans)
+        check_total(plans)
         images = iter([p for p in plans if p.kind == "image"])
         videos = iter([p for p in plans if p.kind == "video"])
         self._check_placeholders(rendered.pieces, plans)
@@ -212,7 +227,7 @@ class QwenVLFamily(FolderFamily):
                 )
 
     def _media(self, layout: _Layout) -> tuple[PreparedMedia, ...]:
-        pixels = resize_all([(_pixels(p.item), p.size) for p in layout.plans])
+        pixels = resize_all([(pixels_of(p.item), p.size) for p in layout.plans])
         visual = self._places(layout.token_ids, layout.plans, [p.tokens for p in layout.plans])
         canonical = self._places(layout.canonical_ids, layout.plans, [1] * len(layout.plans))
         media: list[PreparedMedia] = []
@@ -263,26 +278,3 @@ class QwenVLFamily(FolderFamily):
         item = plan.item
         frames = len(item.frames) if isinstance(item, Video) else 1
         return MediaCount(plan.kind, item.where, item.source, item.size, plan.size, frames, plan.tokens)
-
-
-def _check_total(plans: Sequence[MediaPlan]) -> None:
-    """Raises MediaError, naming the largest item, before more ids are written than any context holds."""
-    total = sum(plan.tokens for plan in plans)
-    if total > MAX_MEDIA_TOKENS:
-        largest = max(plans, key=lambda plan: plan.tokens)
-        raise MediaError(
-            f"{largest.item.where or largest.kind}: would be resized to {largest.size[1]}×{largest.size[0]} = "
-            f"{largest.tokens:,} tokens, beyond any context; lower min_pixels, resized_height and resized_width"
-        )
-
-
-def _pixels(item: Image | Video) -> np.ndarray[tuple[int, ...], np.dtype[np.uint8]]:
-    return item.pixels if isinstance(item, Image) else item.frames
-
-
-def asked_size(item: Image | Video) -> tuple[int, int]:
-    """(height, width) to start from: `resized_height` and `resized_width` where they are given."""
-    limits = item.limits
-    if limits.resized_height is not None and limits.resized_width is not None:
-        return limits.resized_height, limits.resized_width
-    return item.size
