@@ -110,7 +110,7 @@ def load_tiles(engine: NativeEngine, path: str) -> None:
     assert engine.ahead is not None
     launcher = engine.ahead.step.launcher
     for kind, values in json.loads(Path(path).read_text(encoding="utf-8")).items():
-        if len(values) == 3:
+        if len(values) == 4:
             launcher.gemv_tiles[kind] = GemvTile(*values)
         else:
             launcher.skinny_tiles[kind] = SkinnyTile(*values)

@@ -1,13 +1,13 @@
 """Times the whole decode step with one product's tile changed at a time, and prints the best as JSON.
 
-`python -m benchmarks.gpu.tune Qwen2.5-1.5B 1 [OUT.json]`: model and requests in the batch.
+`python -m benchmarks.gpu.tune Qwen2.5-1.5B:1:OUT.json …`: model, requests in the batch, where the best go.
 """
 
 from __future__ import annotations
 
 import json
 import sys
-import time
+from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -20,29 +20,32 @@ from visavis.engine.kernels.cuda.sampling import GREEDY
 from visavis.engine.kernels.cuda.step import COLUMNS, DecodeStep
 from visavis.engine.kernels.triton.launch import GemvTile, SkinnyTile
 
+# Rows and columns of a tile, warps, programs a multiprocessor (0: a block of rows each). Whole rows where columns ≥ K.
 GEMV = {
-    "qkv": [(2, 512, 4), (4, 512, 4), (8, 512, 4), (8, 256, 4), (4, 512, 2), (8, 512, 8), (2, 512, 2)],
-    "output": [(2, 512, 4), (4, 512, 4), (8, 512, 4), (8, 256, 4), (4, 512, 2), (2, 512, 2)],
-    "gate_up": [(4, 512, 4), (8, 512, 4), (8, 256, 4), (8, 512, 8), (4, 512, 2), (4, 256, 2), (16, 256, 8)],
-    "down": [
-        (2, 512, 4),
-        (4, 256, 4),
-        (4, 512, 4),
-        (4, 1024, 4),
-        (8, 512, 4),
-        (2, 1024, 4),
-        (4, 1024, 8),
-        (4, 2048, 8),
-    ],
-    "lm_head": [(4, 512, 4), (8, 512, 4), (16, 512, 4), (16, 256, 4), (16, 512, 8), (32, 256, 8)],
+    1536: {
+        "qkv": [(4, 2048, 4, 0), (2, 2048, 4, 0), (4, 2048, 8, 0), (4, 2048, 4, 4), (2, 2048, 4, 4), (8, 2048, 8, 1)],
+        "output": [(4, 2048, 4, 0), (2, 2048, 4, 0), (4, 2048, 4, 4), (2, 2048, 2, 0)],
+        "gate_up": [(2, 2048, 4, 4), (2, 2048, 4, 5), (2, 2048, 4, 6), (4, 2048, 8, 2), (1, 2048, 4, 6),
+                    (4, 2048, 8, 3), (2, 2048, 4, 3), (1, 2048, 2, 8)],
+        "down": [(4, 2048, 8, 0), (8, 1024, 8, 0), (4, 1024, 4, 0), (2, 2048, 4, 0), (4, 4096, 8, 0), (4, 1024, 8, 0)],
+        "lm_head": [(8, 256, 4, 0), (2, 2048, 4, 4), (4, 512, 4, 0), (2, 2048, 4, 6)],
+    },
+    3584: {
+        "qkv": [(2, 4096, 4, 0), (2, 4096, 8, 2), (2, 4096, 8, 4), (1, 4096, 4, 8), (4, 512, 4, 0)],
+        "output": [(4, 512, 4, 0), (2, 4096, 8, 2), (2, 4096, 8, 4), (2, 4096, 4, 0)],
+        "gate_up": [(2, 4096, 8, 2), (1, 4096, 4, 4), (2, 4096, 8, 3)],
+        "down": [(4, 512, 4, 0), (8, 512, 4, 0), (8, 1024, 8, 0), (4, 1024, 8, 0), (4, 1024, 4, 0), (4, 2048, 8, 0)],
+        "lm_head": [(8, 256, 4, 0), (2, 4096, 8, 2), (2, 4096, 8, 3)],
+    },
+}  # fmt: skip
+SKINNY = {  # rows and columns of a tile, programs that share a sum, warps, stages
+    "qkv": [(16, 128, 1, 4, 6), (32, 128, 4, 4, 3), (16, 256, 1, 4, 4)],
+    "output": [(16, 128, 1, 4, 6), (16, 256, 1, 4, 4), (32, 128, 3, 4, 4)],
+    "gate_up": [(64, 64, 1, 4, 5), (64, 64, 1, 4, 6), (32, 64, 1, 4, 6), (64, 64, 1, 8, 6), (32, 128, 1, 4, 3)],
+    "down": [(32, 128, 8, 4, 4), (32, 64, 8, 4, 6), (32, 256, 5, 4, 3), (64, 64, 10, 4, 6)],
+    "lm_head": [(64, 64, 1, 4, 6), (128, 64, 1, 4, 6), (64, 128, 1, 4, 4)],
 }
-SKINNY = {
-    "qkv": [(16, 128, 1, 4, 4), (16, 256, 1, 4, 3), (16, 256, 1, 4, 4), (16, 512, 1, 8, 2), (32, 128, 1, 4, 4)],
-    "output": [(16, 128, 2, 4, 4), (16, 256, 2, 4, 4), (32, 128, 4, 4, 4), (16, 128, 1, 4, 6), (64, 128, 6, 4, 3)],
-    "gate_up": [(16, 128, 1, 4, 4), (32, 128, 1, 4, 3), (16, 256, 1, 4, 3), (32, 256, 1, 4, 3), (64, 128, 1, 8, 3)],
-    "down": [(16, 256, 4, 4, 4), (32, 128, 8, 4, 4), (32, 256, 7, 4, 3), (16, 128, 2, 4, 6), (64, 128, 8, 4, 4)],
-    "lm_head": [(16, 256, 1, 4, 3), (32, 128, 1, 4, 6), (32, 256, 1, 4, 3), (64, 128, 1, 4, 4), (64, 256, 1, 8, 3)],
-}
+ATTENTION = [(64, 64, 8), (32, 32, 4), (128, 128, 8)]  # tokens a tile, tokens a split at least, warps
 
 
 def step_ms(step: DecodeStep, rows: int, context: int) -> float:
@@ -65,6 +68,10 @@ def step_ms(step: DecodeStep, rows: int, context: int) -> float:
     return time_ms(graph.replay, 15)
 
 
+def _without(left_out: str, product: Callable[..., None]) -> Callable[..., None]:
+    return lambda kind, *args, **options: None if kind == left_out else product(kind, *args, **options)
+
+
 def main(name: str, rows: int, out: str | None) -> None:
     engine = make_engine(name, max_num_seqs=max(rows, 8), max_model_len=2048)
     assert engine.ahead is not None
@@ -76,30 +83,42 @@ def main(name: str, rows: int, out: str | None) -> None:
     with torch.inference_mode():
         base = step_ms(step, rows, context)
         say(what="default", rows=rows, ms=base, gb_s=weight_bytes(name) / base / 1e6)
-        for overlap in {0, 1, 2} - {launcher.overlap}:
-            kept, launcher.overlap = launcher.overlap, overlap
+        for attribute, values in (("overlap", (0,)), ("skinny_overlap", (1,)),
+                                  ("attention_tile", ATTENTION)):  # fmt: skip
+            kept = getattr(launcher, attribute)
+            for value in values:  # type: ignore[attr-defined]
+                setattr(launcher, attribute, value)
+                ms = step_ms(step, rows, context)
+                say(what=attribute, value=value, ms=round(ms, 4), delta_us=round(1e3 * (ms - base), 1))
+            setattr(launcher, attribute, kept)
+        for kind in SKINNY:
+            if not single:
+                launcher.skinny_rows[kind] = 1
+                ms = step_ms(step, rows, context)
+                launcher.skinny_rows.pop(kind)
+                say(what=kind, tile="cuBLAS", ms=round(ms, 4), delta_us=round(1e3 * (ms - base), 1))
+            product = launcher.product
+            launcher.product = _without(kind, product)  # type: ignore
             ms = step_ms(step, rows, context)
-            launcher.overlap = kept
-            say(what="overlap", overlap=overlap, ms=ms, delta_us=round(1e3 * (ms - base), 1))
-        for splits in (8, 16, 32):
-            kept_splits, launcher.fixed_splits = launcher.fixed_splits, splits
-            ms = step_ms(step, rows, context)
-            launcher.fixed_splits = kept_splits
-            say(what="attention splits", splits=splits, ms=ms, delta_us=round(1e3 * (ms - base), 1))
+            del launcher.product
+            say(what=kind, tile="left out", delta_us=round(1e3 * (ms - base), 1))
+        launcher.decode_attention = lambda *a, **o: None  # type: ignore
+        ms = step_ms(step, rows, context)
+        del launcher.decode_attention
+        say(what="attention", tile="left out", delta_us=round(1e3 * (ms - base), 1))
         best: dict[str, Any] = {}
-        for kind, candidates in (GEMV if single else SKINNY).items():
+        for kind, candidates in (GEMV[step.hidden.shape[1]] if single else SKINNY).items():
+            base = step_ms(step, rows, context)  # anew: clocks drift
             least = base - 0.002
             for candidate in candidates:
                 tile = GemvTile(*candidate) if single else SkinnyTile(*candidate)  # type: ignore[misc]
                 tiles[kind] = tile
-                begin = time.perf_counter()
                 try:
                     ms = step_ms(step, rows, context)
                 except Exception as error:  # a tile the card has no room for is a result too
                     say(what=kind, tile=candidate, error=str(error)[:200])
                     continue
-                say(what=kind, tile=candidate, ms=round(ms, 4), delta_us=round(1e3 * (ms - base), 1),
-                    took_s=round(time.perf_counter() - begin, 2))  # fmt: skip
+                say(what=kind, tile=candidate, ms=round(ms, 4), delta_us=round(1e3 * (ms - base), 1))  # fmt: skip
                 if ms < least:
                     least, best[kind] = ms, tile
             tiles.pop(kind)
@@ -112,6 +131,7 @@ def main(name: str, rows: int, out: str | None) -> None:
             gb_s=weight_bytes(name) / ms / 1e6,
             tiles={k: asdict(v) for k, v in best.items()},
         )
+    engine.close()
     if out:
         Path(out).write_text(json.dumps({k: list(asdict(v).values()) for k, v in best.items()}))
 
@@ -121,4 +141,6 @@ def say(**what: Any) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], int(sys.argv[2]), sys.argv[3] if len(sys.argv) > 3 else None)
+    for wish in sys.argv[1:]:
+        model, count, *file = wish.split(":")
+        main(model, int(count), file[0] if file else None)

@@ -16,6 +16,7 @@ from visavis.engine.kernels.triton.launch import Launcher, pad
 from visavis.engine.kv_cache import KVCache
 
 if TYPE_CHECKING:
+    from visavis.engine.kernels.base import Norm
     from visavis.engine.models.decoder import Decoder, DecoderLayer
     from visavis.engine.models.rope import RotaryEmbedding
 
@@ -63,7 +64,8 @@ class DecodeStep:
             torch.empty((seats, c.vocab_size), device=device, dtype=dtype) if dtype != torch.float32 else None
         )
         group = c.num_heads // c.num_kv_heads
-        self.scratch = launcher.decode_scratch(seats, c.num_kv_heads, group, c.head_dim, c.hidden_size)
+        widest = max(c.hidden_size, heads * c.head_dim, min(c.vocab_size, 128 * launcher.processors))
+        self.scratch = launcher.decode_scratch(seats, c.num_kv_heads, group, c.head_dim, widest)
         self.sampling = SampleStep(c.vocab_size, seats, launcher)
 
     def fill_with_holes(self, rows: int) -> None:
@@ -81,65 +83,65 @@ class DecodeStep:
             columns["place"], columns["block"], self.tables, x, self.tables.stride(0),
             N=n, BLOCK=pad(n), PDL=self.launcher.overlap, num_warps=4, **self.launcher.options,
         )  # fmt: skip
-        few = rows <= self.launcher.skinny_rows
         for layer in self.model.layers:
-            self._layer(layer, x, columns, few)
-        self._head(x, few)
+            self._layer(layer, x, columns)
+        self._product("lm_head", x, self.model.lm_head, None, self.logits[:rows], norm=self.model.norm)
         self.sampling(self.logits[:rows], self.sampled[:rows], columns["seat"], columns["index"], mode)
 
-    def _layer(self, layer: DecoderLayer, x: torch.Tensor, columns: dict[str, torch.Tensor], few: bool) -> None:
+    def _layer(self, layer: DecoderLayer, x: torch.Tensor, columns: dict[str, torch.Tensor]) -> None:
         rows = x.shape[0]
         qkv, attended, inner = self.qkv[:rows], self.attended[:rows], self.inner[:rows]
-        run = self.launcher
-        flat = qkv.view(rows, -1)
-        first, second = layer.input_norm, layer.mlp_norm
-        if few:
-            run.product(
-                "qkv", x, layer.qkv.weight, flat,
-                bias=layer.qkv.bias, norm=first.weight, eps=first.eps, scratch=self.scratch,
-            )  # fmt: skip
-        else:
-            normed = run.rms_norm(x, first.weight, first.eps, self.normed[:rows])
-            _linear(normed, layer.qkv.weight, layer.qkv.bias, flat)
-        run.decode_attention(
+        self._product("qkv", x, layer.qkv.weight, layer.qkv.bias, qkv.view(rows, -1), norm=layer.input_norm)
+        self.launcher.decode_attention(
             qkv, self.layers[layer.index], attended, self.tables, columns["seat"], columns["context"],
             block_size=self.cache.block_size, scratch=self.scratch, turn=(columns["position"], self.cos, self.sin),
             qk_norm=None if layer.qk_norm is None else (layer.qk_norm[0].weight, layer.qk_norm[1].weight),
-            eps=first.eps,
+            eps=layer.input_norm.eps,
         )  # fmt: skip
-        if few:
-            run.product(
-                "output", attended, layer.output.weight, x, bias=layer.output.bias, residual=True, scratch=self.scratch
-            )
-            run.product(
-                "gate_up", x, layer.gate_up.weight, inner, bias=layer.gate_up.bias, norm=second.weight,
-                eps=second.eps, silu=True, scratch=self.scratch,
-            )  # fmt: skip
-            run.product("down", inner, layer.down.weight, x, bias=layer.down.bias, residual=True, scratch=self.scratch)
-            return
-        layer.output.add_to(x, attended)
-        normed = run.rms_norm(x, second.weight, second.eps, self.normed[:rows])
-        _linear(normed, layer.gate_up.weight, layer.gate_up.bias, self.gate_up[:rows])
-        layer.down.add_to(x, run.silu_mul(self.gate_up[:rows], inner))
+        self._product("output", attended, layer.output.weight, layer.output.bias, x, residual=True)
+        gate_up = layer.gate_up
+        self._product("gate_up", x, gate_up.weight, gate_up.bias, inner, norm=layer.mlp_norm, silu=True)
+        self._product("down", inner, layer.down.weight, layer.down.bias, x, residual=True)
 
-    def _head(self, x: torch.Tensor, few: bool) -> None:
+    def _product(
+        self,
+        kind: str,
+        x: torch.Tensor,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        out: torch.Tensor,
+        *,
+        norm: Norm | None = None,
+        residual: bool = False,
+        silu: bool = False,
+    ) -> None:
+        """out = x (normalised with `norm`) · weightᵀ, or added to it, or silu(gates) · ups of it: by our kernels for
+        few rows, which fold all of that in, else by cuBLAS and one kernel for each of those."""
         rows = x.shape[0]
-        norm, weight = self.model.norm, self.model.lm_head
-        if few:
-            self.launcher.product(
-                "lm_head", x, weight, self.logits[:rows], norm=norm.weight, eps=norm.eps, scratch=self.scratch
+        run = self.launcher
+        ours = rows <= run.most_rows(kind)
+        if norm is not None and rows > 1 and (run.norm_apart or not ours):
+            x = run.rms_norm(x, norm.weight, norm.eps, self.normed[:rows])
+            norm = None
+        if ours:
+            gain, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+            run.product(
+                kind, x, weight, out, bias=bias, norm=gain, eps=eps, residual=residual, silu=silu, scratch=self.scratch
             )
-            return
-        normed = self.launcher.rms_norm(x, norm.weight, norm.eps, self.normed[:rows])
-        if self.rounded is None:
-            _linear(normed, weight, None, self.logits[:rows])
+        elif residual:
+            if bias is not None:
+                out.add_(bias)
+            out.addmm_(x, weight.t())
+        elif silu:
+            run.silu_mul(_linear(x, weight, bias, self.gate_up[:rows]), out)
+        elif out.dtype != x.dtype:
+            assert self.rounded is not None  # the logits
+            out.copy_(_linear(x, weight, bias, self.rounded[:rows]))
         else:
-            _linear(normed, weight, None, self.rounded[:rows])
-            self.logits[:rows].copy_(self.rounded[:rows])
+            _linear(x, weight, bias, out)
 
 
-def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> None:
+def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> torch.Tensor:
     if bias is None:
-        torch.mm(x, weight.t(), out=out)
-    else:
-        torch.addmm(bias, x, weight.t(), out=out)
+        return torch.mm(x, weight.t(), out=out)
+    return torch.addmm(bias, x, weight.t(), out=out)

@@ -27,6 +27,40 @@ def _head_norm(low, high, weight, half, live, eps, D: tl.constexpr):
 
 
 @triton.jit
+def _load_tile(
+    cache, table, head, start, end,
+    K: tl.constexpr, D: tl.constexpr, HALF_PAD: tl.constexpr, D_PAD: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Keys (as two halves, transposed) and values of the tokens start … before `end`; zeros elsewhere."""
+    half = tl.arange(0, HALF_PAD)
+    d = tl.arange(0, D_PAD)
+    token = start + tl.arange(0, BLOCK)
+    live = token < end
+    block = tl.load(table + token // BLOCK_SIZE, mask=live, other=0).to(tl.int64)
+    keys = cache + (block * BLOCK_SIZE + token % BLOCK_SIZE) * (2 * K * D) + head * D
+    live_k = live[None, :] & (half < D // 2)[:, None]
+    k_low = tl.load(keys[None, :] + half[:, None], mask=live_k, other=0.0)
+    k_high = tl.load(keys[None, :] + D // 2 + half[:, None], mask=live_k, other=0.0)
+    v = tl.load(keys[:, None] + K * D + d[None, :], mask=live[:, None] & (d < D)[None, :], other=0.0)
+    return k_low, k_high, v
+
+
+@triton.jit
+def _attend(q_low, q_high, k_low, k_high, v, live, acc, top, total, scale, PRECISION: tl.constexpr):
+    """One tile into the running sum, maximum and denominator. `top` must be finite or the tile hold a live token."""
+    score = tl.dot(q_low, k_low, input_precision=PRECISION)
+    score = tl.dot(q_high, k_high, score, input_precision=PRECISION)
+    score = tl.where(live[None, :], score * (scale * LOG2E), float("-inf"))
+    higher = tl.maximum(top, tl.max(score, 1))
+    weight = tl.exp2(score - higher[:, None])
+    shrink = tl.exp2(top - higher)
+    total = total * shrink + tl.sum(weight, 1)
+    acc = tl.dot(weight.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
+    return acc, higher, total
+
+
+@triton.jit
 def decode_attention_kernel(
     qkv,  # (rows, H + 2K, D)
     cache,  # (slots, 2K, D) of this layer
@@ -76,7 +110,13 @@ def decode_attention_kernel(
         position = tl.load(positions + row).to(tl.int64)
         c = tl.load(cos + position * (D // 2) + half, mask=live_half, other=0.0)[None, :]
         s = tl.load(sin + position * (D // 2) + half, mask=live_half, other=0.0)[None, :]
-    if PDL == 1 and FUSED:  # all of that was written before the products of this layer began
+    # The first tile of keys and values, which earlier steps stored, is on its way before the queries are there.
+    begin = split * length
+    end = tl.minimum(begin + length, context)
+    k_first, k_first_high, v_first = _load_tile(
+        cache, table, head, begin, end, K, D, HALF_PAD, D_PAD, BLOCK_SIZE, BLOCK
+    )
+    if PDL == 1 and FUSED:
         wait_for_input(PDL)
     if (context >= 0) & (split < active):
         g = tl.arange(0, GROUP_PAD)
@@ -117,25 +157,15 @@ def decode_attention_kernel(
                 total = tl.full((GROUP_PAD,), 1.0, tl.float32)
                 acc += v.to(tl.float32)[None, :]
 
-        begin = split * length
-        end = tl.minimum(begin + length, context)
-        for start in range(begin, end, BLOCK):
-            token = start + tl.arange(0, BLOCK)
-            live = token < end
-            block = tl.load(table + token // BLOCK_SIZE, mask=live, other=0).to(tl.int64)
-            keys = cache + (block * BLOCK_SIZE + token % BLOCK_SIZE) * stride + head * D
-            k_low = tl.load(keys[None, :] + half[:, None], mask=live[None, :] & live_half[:, None], other=0.0)
-            k_high = tl.load(keys[None, :] + D // 2 + half[:, None], mask=live[None, :] & live_half[:, None], other=0.0)
-            v = tl.load(keys[:, None] + K * D + d[None, :], mask=live[:, None] & live_d[None, :], other=0.0)
-            score = tl.dot(q_low, k_low, input_precision=PRECISION)
-            score = tl.dot(q_high, k_high, score, input_precision=PRECISION)
-            score = tl.where(live[None, :], score * (scale * LOG2E), float("-inf"))
-            higher = tl.maximum(top, tl.max(score, 1))
-            weight = tl.exp2(score - higher[:, None])
-            shrink = tl.exp2(top - higher)
-            total = total * shrink + tl.sum(weight, 1)
-            acc = tl.dot(weight.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
-            top = higher
+        if begin < end:
+            live = begin + tl.arange(0, BLOCK) < end
+            acc, top, total = _attend(
+                q_low, q_high, k_first, k_first_high, v_first, live, acc, top, total, scale, PRECISION
+            )
+        for start in range(begin + BLOCK, end, BLOCK):
+            live = start + tl.arange(0, BLOCK) < end
+            k_low, k_high, v = _load_tile(cache, table, head, start, end, K, D, HALF_PAD, D_PAD, BLOCK_SIZE, BLOCK)
+            acc, top, total = _attend(q_low, q_high, k_low, k_high, v, live, acc, top, total, scale, PRECISION)
 
         last = active == 1
         if active > 1:
@@ -148,18 +178,23 @@ def decode_attention_kernel(
             tl.debug_barrier()
             last = tl.atomic_add(arrived + row * K + head, 1, sem="acq_rel") == active - 1
             if last:
+                every = tl.arange(0, SPLITS)[:, None] * (GROUP_PAD * width)
+                there = (tl.arange(0, SPLITS) < active)[:, None]
+                peaks = tl.load(parts[None, :] + every + D_PAD, mask=there, other=float("-inf"), cache_modifier=".cg")
+                totals = tl.load(parts[None, :] + every + D_PAD + 1, mask=there, other=0.0, cache_modifier=".cg")
+                top = tl.max(peaks, 0)
+                total = tl.sum(totals * tl.exp2(peaks - top[None, :]), 0)
                 acc = tl.zeros((GROUP_PAD, D_PAD), tl.float32)
-                top = tl.full((GROUP_PAD,), float("-inf"), tl.float32)
-                total = tl.zeros((GROUP_PAD,), tl.float32)
-                for part in range(active):
-                    theirs = parts + part * GROUP_PAD * width
-                    peak = tl.load(theirs + D_PAD, cache_modifier=".cg")
-                    higher = tl.maximum(top, peak)
-                    shrink, grow = tl.exp2(top - higher), tl.exp2(peak - higher)
-                    total = total * shrink + tl.load(theirs + D_PAD + 1, cache_modifier=".cg") * grow
-                    sums = tl.load(theirs[:, None] + d[None, :], cache_modifier=".cg")
-                    acc = acc * shrink[:, None] + sums * grow[:, None]
-                    top = higher
+                for first in range(0, active, 4):  # four at a time: their loads are in flight together
+                    part = first + tl.arange(0, 4)
+                    some = part[:, None] * (GROUP_PAD * width) + g[None, :] * 0
+                    here = (part < active)[:, None] & (g < group)[None, :]
+                    theirs = parts[None, :] + some
+                    peak = tl.load(theirs + D_PAD, mask=here, other=float("-inf"), cache_modifier=".cg")
+                    sums = tl.load(
+                        theirs[:, :, None] + d[None, None, :], mask=here[:, :, None], other=0.0, cache_modifier=".cg"
+                    )
+                    acc += tl.sum(sums * tl.exp2(peak - top[None, :])[:, :, None], 0)
                 tl.store(arrived + row * K + head, 0)
         if last:
             at = out + row * H * D + (head * group + g)[:, None] * D + d[None, :]

@@ -34,7 +34,7 @@ class GemvTile:
     block_n: int
     block_k: int
     warps: int
-    programs: int = 0  # a multiprocessor, each taking several blocks of rows; 0: one block of rows a program
+    programs: int = 0  # a multiprocessor, each taking several blocks of whole rows; 0: one block of rows a program
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +68,9 @@ class Launcher:
         properties = torch.cuda.get_device_properties(device) if self.gpu else None
         self.processors = properties.multi_processor_count if properties else 4
         self.overlap = 1 if properties is not None and properties.major >= 9 else 0  # see overlap.py
-        self.skinny_rows = SKINNY_ROWS
+        self.skinny_rows: dict[str, int] = {}  # by kind of product, where it is not SKINNY_ROWS
+        self.skinny_overlap = 0
+        self.norm_apart = True
         self.fixed_splits: int | None = None
         self.attention_tile: tuple[int, int, int] | None = None  # tokens a tile, tokens a split at least, warps
         self.gemv_tiles: dict[str, GemvTile] = {}  # by kind of product, where a measurement says otherwise
@@ -78,20 +80,32 @@ class Launcher:
     def options(self) -> dict[str, Any]:
         return {"launch_pdl": True} if self.overlap else {}
 
+    def most_rows(self, kind: str) -> int:
+        return self.skinny_rows.get(kind, SKINNY_ROWS)
+
     # ---- products ----------------------------------------------------------------------------------------------
 
     def gemv_tile(self, kind: str, n: int, k: int, item: int) -> GemvTile:
         if kind in self.gemv_tiles:
             return self.gemv_tiles[kind]
-        # Rows a program: few enough that every multiprocessor has several programs, each with 8 KiB on its way.
-        block_n = 8 if n >= 32 * self.processors else 4
-        return GemvTile(block_n, min(512 * 2 // item, pad(k)), 4)
+        # What was fastest on an H200 (benchmarks/gpu/tune.py) for hidden sizes of 1536 and 3584, in 2-byte columns.
+        row, scale = pad(k), 2 / item
+        if n >= 1 << 16:  # the head: so many rows that nothing has to be kept in flight between blocks of them
+            return GemvTile(8, min(int(256 * scale), row), 4)
+        if row <= 2048 * scale:
+            return GemvTile(2, row, 4, 4) if n > k else GemvTile(2, row, 2)
+        if row <= 4096 * scale:
+            return GemvTile(1, row, 4, 4 if n > 2 * k else 8) if n > k else GemvTile(2, row, 8, 4)
+        return GemvTile(8, int(1024 * scale), 8) if n < 2048 else GemvTile(4, int(1024 * scale), 4)
 
-    def skinny_tile(self, kind: str, n: int, k: int, item: int, *, splits: bool) -> SkinnyTile:
+    def skinny_tile(self, kind: str, n: int, k: int, item: int, *, splits: bool, silu: bool = False) -> SkinnyTile:
         if kind in self.skinny_tiles:
             return self.skinny_tiles[kind]
-        block_n = 32 if n >= 64 * self.processors else 16
-        block_k = max(16, min(128 * 2 // item, pad(k)))
+        unit = 128 * 2 // item
+        if silu:
+            return SkinnyTile(64, max(16, min(unit // 2, pad(k))), 1, 4, 5 if item == 2 else 3)
+        block_n = 32 if n >= 64 * self.processors or k > 4096 else 16
+        block_k = max(16, min(unit, pad(k)))
         split = 1
         while splits and split < 8 and n // block_n * split < 2 * self.processors and k >= 4 * block_k * split:
             split *= 2
@@ -122,18 +136,21 @@ class Launcher:
         if rows == 1:
             tile = self.gemv_tile(kind, n, k, item)
             blocks = triton.cdiv(n, tile.block_n)
-            linear.gemv_kernel[(min(blocks, tile.programs * self.processors or blocks),)](
+            whole = tile.block_k >= k
+            kernel = linear.gemv_rows_kernel if whole else linear.gemv_kernel
+            grid = (min(blocks, tile.programs * self.processors or blocks) if whole else blocks,)
+            kernel[grid](
                 x, weight, bias, norm, out, n, eps,
                 K=k, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, **flags, PDL=self.overlap,
                 num_warps=tile.warps, **self.options,
             )  # fmt: skip
             return
-        wide = self.skinny_tile(kind, n, k, item, splits=not flags["NORM"] and not silu)
+        wide = self.skinny_tile(kind, n, k, item, splits=not flags["NORM"] and not silu, silu=silu)
         linear.skinny_kernel[(triton.cdiv(n, wide.block_n), wide.split)](
             x, weight, bias, norm, out, scratch.partial, scratch.arrived, rows, n, eps,
             K=k, M_PAD=pad(rows, 16), BLOCK_N=wide.block_n, BLOCK_K=wide.block_k, SPLIT=wide.split, **flags,
-            PRECISION=precision(x.dtype), STAGES=wide.stages, PDL=self.overlap,
-            num_warps=wide.warps, **self.options,
+            PRECISION=precision(x.dtype), STAGES=wide.stages, PDL=self.skinny_overlap,
+            num_warps=wide.warps, **({"launch_pdl": True} if self.skinny_overlap else {}),
         )  # fmt: skip
 
     # ---- attention ---------------------------------------------------------------------------------------------

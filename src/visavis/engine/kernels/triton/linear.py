@@ -1,8 +1,8 @@
 """Products of a few rows with a weight, limited by reading that weight once.
 
-`gemv` takes one row and multiplies in registers, `skinny` takes up to 64 and uses the matrix units, with the weight as
-the tall operand. Both fold in what stands around a decoder's products: RMS norm before (the row's scale is a scalar,
-so it is applied to the sum), bias, SiLU·up and residual after.
+`gemv` takes one row of x and multiplies in registers; `skinny` takes up to 64 and uses the matrix units, with the
+weight as the tall operand. Both fold in what stands around a decoder's products: RMS norm before (a row's scale is a
+scalar, so it is applied to the sum), bias, SiLU·up and residual after.
 
 With programmatic dependent launch (compute capability 9.0) a kernel starts while its predecessor runs, reads its first
 weights, and only then waits for its input.
@@ -13,7 +13,7 @@ import triton.language as tl
 
 from visavis.engine.kernels.triton.overlap import begin_overlap, wait_for_input
 
-__all__ = ["gemv_kernel", "skinny_kernel"]
+__all__ = ["gemv_kernel", "gemv_rows_kernel", "skinny_kernel"]
 
 
 @triton.jit
@@ -31,17 +31,21 @@ def _silu(x):
 
 
 @triton.jit
-def _scaled(x, norm, start, columns, K: tl.constexpr, NORM: tl.constexpr):
-    """Columns start … of x in float32, times the norm's weight."""
-    inside = start + columns < K
-    value = tl.load(x + start + columns, mask=inside, other=0.0).to(tl.float32)
-    if NORM:
-        value *= tl.load(norm + start + columns, mask=inside, other=0.0).to(tl.float32)
-    return value
+def _finish(y, y_up, bias, out, rows, N, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, SILU: tl.constexpr):
+    live = rows < N
+    if BIAS:
+        y += tl.load(bias + rows, mask=live, other=0.0).to(tl.float32)
+    if SILU:
+        if BIAS:
+            y_up += tl.load(bias + N + rows, mask=live, other=0.0).to(tl.float32)
+        y = _silu(y) * y_up
+    if RESIDUAL:
+        y += tl.load(out + rows, mask=live, other=0.0).to(tl.float32)
+    tl.store(out + rows, y.to(out.dtype.element_ty), mask=live)
 
 
 @triton.jit
-def gemv_kernel(
+def gemv_rows_kernel(
     x,  # (K,)
     weight,  # (N, K), with SILU (2N, K), gates first
     bias,  # (N,) or (2N,)
@@ -51,68 +55,84 @@ def gemv_kernel(
     eps,
     K: tl.constexpr,
     BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
+    BLOCK_K: tl.constexpr,  # at least K
     NORM: tl.constexpr,
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
     SILU: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    """Each program takes every so-many-th block of rows; the next tile is always on its way while one is summed."""
+    """Whole rows at a time; each program takes every so-many-th block of rows, the next one always on its way."""
     pid = tl.program_id(0)
     programs = tl.num_programs(0)
     columns = tl.arange(0, BLOCK_K)
     local = tl.arange(0, BLOCK_N)
-    steps: tl.constexpr = (K + BLOCK_K - 1) // BLOCK_K
-    even: tl.constexpr = K % BLOCK_K == 0
-    tiles = ((N + BLOCK_N - 1) // BLOCK_N - pid + programs - 1) // programs * steps
+    even: tl.constexpr = K == BLOCK_K
+    blocks = (N + BLOCK_N - 1) // BLOCK_N
     up = weight + N.to(tl.int64) * K
     begin_overlap(PDL)
     w = _weights(weight, pid * BLOCK_N + local, columns, K, N, 0, even)
+    u = w
     if SILU:
         u = _weights(up, pid * BLOCK_N + local, columns, K, N, 0, even)
+    if NORM:
+        gain = tl.load(norm + columns, mask=columns < K, other=0.0).to(tl.float32)
     wait_for_input(PDL)
+    value = tl.load(x + columns, mask=columns < K, other=0.0).to(tl.float32)
     scale = 1.0
     if NORM:
-        squares = tl.zeros((BLOCK_K,), tl.float32)
-        for step in tl.static_range(steps):
-            value = tl.load(x + step * BLOCK_K + columns, mask=step * BLOCK_K + columns < K, other=0.0).to(tl.float32)
-            squares += value * value
-        scale = tl.rsqrt(tl.sum(squares, 0) / K + eps)
-    value = _scaled(x, norm, 0, columns, K, NORM)
+        scale = tl.rsqrt(tl.sum(value * value, 0) / K + eps)
+        value *= gain
+    for block in range(pid, blocks, programs):
+        rows = block * BLOCK_N + local
+        behind = tl.where(block + programs < blocks, N, 0)  # behind the end all is masked and costs nothing
+        w_next = _weights(weight, rows + programs * BLOCK_N, columns, K, behind, 0, even)
+        y = tl.sum(w.to(tl.float32) * value[None, :], 1) * scale
+        y_up = y
+        if SILU:
+            u_next = _weights(up, rows + programs * BLOCK_N, columns, K, behind, 0, even)
+            y_up = tl.sum(u.to(tl.float32) * value[None, :], 1) * scale
+            u = u_next
+        w = w_next
+        _finish(y, y_up, bias, out, rows, N, BIAS, RESIDUAL, SILU)
+
+
+@triton.jit
+def gemv_kernel(
+    x, weight, bias, norm, out, N, eps, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    NORM: tl.constexpr, BIAS: tl.constexpr, RESIDUAL: tl.constexpr, SILU: tl.constexpr, PDL: tl.constexpr,
+):  # fmt: skip
+    """The same for long rows: one block of rows a program, tile by tile along K, the next one always on its way."""
+    rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    columns = tl.arange(0, BLOCK_K)
+    even: tl.constexpr = K % BLOCK_K == 0
+    up = weight + N.to(tl.int64) * K
+    begin_overlap(PDL)
+    w = _weights(weight, rows, columns, K, N, 0, even)
+    if SILU:
+        u = _weights(up, rows, columns, K, N, 0, even)
+    wait_for_input(PDL)
     acc = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     acc_up = acc
-    for tile in range(0, tiles):
-        ahead = tile + 1
-        rows = (pid + ahead // steps * programs) * BLOCK_N + local
-        start = ahead % steps * BLOCK_K
-        # Behind the end the tile is masked and costs nothing.
-        w_next = _weights(weight, rows, columns, K, tl.where(ahead < tiles, N, 0), start, even)
-        if SILU:
-            u_next = _weights(up, rows, columns, K, tl.where(ahead < tiles, N, 0), start, even)
-        if steps > 1:
-            value = _scaled(x, norm, tile % steps * BLOCK_K, columns, K, NORM)
+    squares = tl.zeros((BLOCK_K,), tl.float32)
+    for start in range(0, K, BLOCK_K):
+        behind = tl.where(start + BLOCK_K < K, N, 0)
+        w_next = _weights(weight, rows, columns, K, behind, start + BLOCK_K, even)
+        inside = start + columns < K
+        value = tl.load(x + start + columns, mask=inside, other=0.0).to(tl.float32)
+        if NORM:
+            squares += value * value
+            value *= tl.load(norm + start + columns, mask=inside, other=0.0).to(tl.float32)
         acc += w.to(tl.float32) * value[None, :]
         if SILU:
+            u_next = _weights(up, rows, columns, K, behind, start + BLOCK_K, even)
             acc_up += u.to(tl.float32) * value[None, :]
             u = u_next
         w = w_next
-        if tile % steps == steps - 1:
-            rows = (pid + tile // steps * programs) * BLOCK_N + local
-            live = rows < N
-            y = tl.sum(acc, 1) * scale
-            if BIAS:
-                y += tl.load(bias + rows, mask=live, other=0.0).to(tl.float32)
-            if SILU:
-                y_up = tl.sum(acc_up, 1) * scale
-                if BIAS:
-                    y_up += tl.load(bias + N + rows, mask=live, other=0.0).to(tl.float32)
-                y = _silu(y) * y_up
-            if RESIDUAL:
-                y += tl.load(out + rows, mask=live, other=0.0).to(tl.float32)
-            tl.store(out + rows, y.to(out.dtype.element_ty), mask=live)
-            acc = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
-            acc_up = acc
+    scale = 1.0
+    if NORM:
+        scale = tl.rsqrt(tl.sum(squares, 0) / K + eps)
+    _finish(tl.sum(acc, 1) * scale, tl.sum(acc_up, 1) * scale, bias, out, rows, N, BIAS, RESIDUAL, SILU)
 
 
 @triton.jit
