@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["HEAD_BYTES", "Sniffed", "sniff"]
+__all__ = ["HEAD_BYTES", "Sniffed", "matroska_size", "sniff"]
 
 HEAD_BYTES = 4096
 """How many leading bytes `sniff` likes to see."""
@@ -63,6 +63,29 @@ def sniff(head: bytes) -> Sniffed:
         if head.startswith(magic):
             return found
     return _riff(head) or _iso_media(head) or _weakly_marked(head) or _text(head) or Sniffed("other", "unknown data")
+
+
+def matroska_size(head: bytes) -> int | None:
+    """How many bytes a Matroska or WebM file has to its end, as its leading bytes say; None where they do not, as in
+    recordings that were streamed (RFC 8794: an element is its id, its size, its content)."""
+    header = _ebml_number(head, 4)
+    if header is None or header[0] is None:
+        return None
+    start = header[1] + header[0]
+    if head[start : start + 4] != b"\x18\x53\x80\x67":  # the segment, which holds all the rest
+        return None
+    segment = _ebml_number(head, start + 4)
+    return None if segment is None or segment[0] is None else segment[1] + segment[0]
+
+
+def _ebml_number(data: bytes, at: int) -> tuple[int | None, int] | None:
+    """(an element's size, where its content begins); the size None for "unknown"; None where the bytes end first."""
+    length = 9 - data[at].bit_length() if at < len(data) else 9  # as many bytes as zeros lead the first, and one
+    if length > 8 or at + length > len(data):
+        return None
+    unknown = (1 << 7 * length) - 1
+    size = int.from_bytes(data[at : at + length], "big") & unknown
+    return None if size == unknown else size, at + length
 
 
 def _riff(head: bytes) -> Sniffed | None:

@@ -21,6 +21,7 @@ from visavis.chat.fetch import FetchPolicy
 from visavis.chat.frames import sample_frames
 from visavis.chat.image import WHITE, Background
 from visavis.chat.samples import over_background
+from visavis.chat.sniff import matroska_size
 from visavis.chat.sources import Source
 from visavis.chat.timeline import Timeline, decode_timeline, opened, read_timeline, without_undecodable_start
 from visavis.chat.types import Video, VideoDefaults, VideoSampling
@@ -51,6 +52,9 @@ def decode_video(
             raise MediaError(f"is an image ({kind.name}), not a video; give it as an image part")
         raise MediaError(f"is {kind.name}, not a video")
     demuxer = kind.decoder
+    whole = matroska_size(source.head) if demuxer == "matroska" else None
+    if whole is not None and source.size < whole:  # FFmpeg plays what is there and says nothing
+        raise MediaError(f"is cut off: {source.size:,} of its {whole:,} bytes are there")
     with _guarded(kind.name):
         with opened(source, demuxer) as (container, stream):
             _check_frame(stream.codec_context.width, stream.codec_context.height, policy)

@@ -305,6 +305,20 @@ def test_a_cut_off_video_is_refused(kept: float) -> None:
         read(data[: int(len(data) * kept)])
 
 
+@pytest.mark.parametrize(("container", "codec"), [("matroska", "mpeg4"), ("webm", "libvpx")])
+def test_a_cut_off_matroska_file_is_refused_unless_it_was_streamed(container: str, codec: str) -> None:
+    """FFmpeg plays the frames that are there, and would make a shorter video of them in silence."""
+    data = video(frames=40, container=container, codec=codec)
+    cut = data[: len(data) * 9 // 10]
+    with pytest.raises(
+        MediaError, match=WHERE + f"bytes is cut off: {len(cut):,} of its {len(data):,} bytes are there"
+    ):
+        read(cut)
+    segment = data.index(b"\x18\x53\x80\x67") + 4
+    streamed = data[:segment] + b"\x01" + b"\xff" * 7 + data[segment + 8 :]  # eight bytes: "size unknown"
+    assert read(streamed).total_frames == 40
+
+
 def test_no_fault_injected_into_a_video_escapes_as_another_error() -> None:
     """Bytes changed, cut out and cut off at random: either it decodes or it is a MediaError."""
     kinds = [("mp4", "mpeg4"), ("matroska", "mpeg4"), ("webm", "libvpx"), ("avi", "mpeg4"), ("mpegts", "mpeg2video")]
