@@ -18,6 +18,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalize
 
 from visavis.errors import ModelError, shorten
 from visavis.families.folder import ModelFolder
+from visavis.weight_files import instead_of_data
 
 __all__ = ["HFTokenizer", "Piece"]
 
@@ -182,7 +183,8 @@ def _load(folder: ModelFolder) -> tuple[Tokenizer, bool]:
             text = (folder.path / "tokenizer.json").read_text(encoding="utf-8")
             return Tokenizer.from_str(text), '"prepend_scheme":"first"' in _tail(text)
         except Exception as error:  # the library raises plain Exception for everything
-            raise ModelError(f"{folder.name}: tokenizer.json in {folder.path} cannot be read: {_cut(error)}") from None
+            reason = instead_of_data(folder.path / "tokenizer.json") or _cut(error)
+            raise ModelError(f"{folder.name}: tokenizer.json in {folder.path} cannot be read: {reason}") from None
     if folder.has("vocab.json") and folder.has("merges.txt"):
         return _qwen2_from_vocab(folder), False
     raise ModelError(
@@ -216,11 +218,7 @@ def _qwen2_from_vocab(folder: ModelFolder) -> Tokenizer:
         ]
     )
     tokenizer.decoder = decoders.ByteLevel()
-    declared: dict[int, dict[str, Any]] = {
-        int(i): dict(token) for i, token in (folder.tokenizer_config.get("added_tokens_decoder") or {}).items()
-    }
-    for content, token_id in folder.read_json("added_tokens.json", optional=True).items():
-        declared.setdefault(int(token_id), {"content": content, "special": content.startswith("<|")})
+    declared = _declared_tokens(folder)
     for token_id, fields in sorted(declared.items()):
         flags = {k: bool(fields.get(k, False)) for k in ("lstrip", "rstrip", "single_word", "normalized")}
         token = AddedToken(fields["content"], special=bool(fields.get("special", False)), **flags)
@@ -230,6 +228,25 @@ def _qwen2_from_vocab(folder: ModelFolder) -> Tokenizer:
                 f"{folder.name}: vocab.json in {folder.path} ends before the added token {token.content} ({token_id})"
             )
     return tokenizer
+
+
+def _declared_tokens(folder: ModelFolder) -> dict[int, dict[str, Any]]:
+    """Id → fields of the tokens that `tokenizer_config.json` and `added_tokens.json` add."""
+    declared: dict[int, dict[str, Any]] = {}
+    try:
+        for token_id, token in (folder.tokenizer_config.get("added_tokens_decoder") or {}).items():
+            declared[int(token_id)] = {**token, "content": str(token["content"])}
+    except (ValueError, TypeError, KeyError, AttributeError):
+        raise ModelError(
+            f"{folder.name}: tokenizer_config.json in {folder.path}: added_tokens_decoder is no map from ids to tokens"
+        ) from None
+    for content, token_id in folder.read_json("added_tokens.json", optional=True).items():
+        if not isinstance(token_id, int):
+            raise ModelError(
+                f"{folder.name}: added_tokens.json in {folder.path} gives {shorten(content)} the id {shorten(token_id)}"
+            )
+        declared.setdefault(token_id, {"content": content, "special": content.startswith("<|")})
+    return declared
 
 
 def _cut(error: BaseException) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import unicodedata
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -141,3 +142,34 @@ def test_whitespace_that_a_token_swallows_is_swallowed_in_pieces_too(tmp_path: P
     tokenizer = saved(tmp_path, library)
     text = "the dog  <mask> \n the<end> dog"
     assert tokenizer.encode(text, allow_special=True) == library.encode(text, add_special_tokens=False).ids
+
+
+@pytest.mark.parametrize(
+    ("files", "message"),
+    [
+        ({"tokenizer_config.json": {"added_tokens_decoder": {"x": {"content": "a"}}}}, "no map from ids to tokens"),
+        ({"tokenizer_config.json": {"added_tokens_decoder": {"1": {}}}}, "no map from ids to tokens"),
+        ({"tokenizer_config.json": {"added_tokens_decoder": [1]}}, "no map from ids to tokens"),
+        ({"added_tokens.json": {"<a>": None}}, "gives '<a>' the id None"),
+        ({"added_tokens.json": {"<a>": "7"}}, "gives '<a>' the id '7'"),
+    ],
+)
+def test_added_tokens_that_cannot_be_read_are_named(
+    files: dict[str, Any], message: str, folder: Path, tmp_path: Path
+) -> None:
+    model = json.loads((folder / "tokenizer.json").read_text(encoding="utf-8"))["model"]
+    merges = "".join(f"{a} {b}\n" for a, b in model["merges"])
+    (tmp_path / "vocab.json").write_text(json.dumps(model["vocab"]), encoding="utf-8")
+    (tmp_path / "merges.txt").write_text(merges, encoding="utf-8")
+    for file, content in files.items():
+        (tmp_path / file).write_text(json.dumps(content), encoding="utf-8")
+    with pytest.raises(ModelError, match=message):
+        HFTokenizer(ModelFolder(tmp_path, "some/model"))
+
+
+def test_a_tokenizer_that_git_lfs_did_not_fetch_says_so(tmp_path: Path) -> None:
+    (tmp_path / "tokenizer.json").write_text(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:0", encoding="utf-8"
+    )
+    with pytest.raises(ModelError, match=r"tokenizer\.json .* cannot be read: a Git LFS pointer.*git lfs pull"):
+        HFTokenizer(ModelFolder(tmp_path, "some/model"))
