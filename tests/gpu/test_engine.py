@@ -17,7 +17,7 @@ from visavis.engine.kernels.cuda.kernels import CudaKernels
 from visavis.prompt import Prompt
 from visavis.sampling import ResolvedSampling
 
-TEXT: list[list[Part]] = [[1], [5], [33]] + ([[300]] if ON_GPU else [])
+TEXT: list[list[Part]] = [[1], [5], [33], [300]] if ON_GPU else [[1], [18]]
 IMAGES: list[list[Part]] = [[4, ("image", (1, 4, 4)), 6]] + (
     [
         [3, ("image", (1, 4, 12)), 2, ("image", (1, 12, 4)), ("image", (1, 16, 8)), 5],
@@ -26,7 +26,8 @@ IMAGES: list[list[Part]] = [[4, ("image", (1, 4, 4)), 6]] + (
     if ON_GPU
     else []
 )
-MAX_TOKENS = 64 if ON_GPU else 6
+MAX_TOKENS = 64 if ON_GPU else 4
+HERE = FAMILIES if ON_GPU else ("qwen3", "qwen2_vl")  # the interpreter takes a second a token
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +64,7 @@ def prompts_of(ref: Reference) -> list[Prompt]:
     return [ref.prompt(p, seed=i) for i, p in enumerate(parts)]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", HERE)
 def test_greedy_equals_transformers(
     family: str, reference: Callable[..., Reference], engine: Callable[..., NativeEngine], capsys: Any
 ) -> None:
@@ -76,7 +77,7 @@ def test_greedy_equals_transformers(
     for i, (prompt, answer, ours) in enumerate(zip(prompts, answers, batch, strict=True)):
         answer.token_ids = answer.token_ids[:MAX_TOKENS]
         tally.check(f"prompt {i} in a batch", ours, answer)
-        if ON_GPU or i in (1, len(prompts) - 1):
+        if ON_GPU or i == 1:
             tally.check(f"prompt {i} alone, chunked", greedy(alone, [prompt], MAX_TOKENS)[0], answer)
     with capsys.disabled():
         print(f"\n{family} on {'the GPU' if ON_GPU else 'the interpreter'}: {tally}", end=" ")
@@ -103,18 +104,17 @@ def test_the_device_keeps_decoding_while_requests_end_and_come(
     assert subject.ahead is not None
 
 
-@pytest.mark.parametrize(
-    "sampling",
-    [
-        {"temperature": 0.7},
-        {"temperature": 1.3, "top_k": 7},
-        {"temperature": 0.8, "top_p": 0.6},
-        {"temperature": 1.5, "min_p": 0.1},
-        {"temperature": 0.9, "top_k": 20, "top_p": 0.7, "min_p": 0.01, "repetition_penalty": 1.2},
-        {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.3},
-    ],
-    ids=lambda s: "-".join(s),
-)
+SAMPLING = [
+    {"temperature": 0.7},
+    {"temperature": 1.3, "top_k": 7},
+    {"temperature": 0.8, "top_p": 0.6},
+    {"temperature": 1.5, "min_p": 0.1},
+    {"temperature": 0.9, "top_k": 20, "top_p": 0.7, "min_p": 0.01, "repetition_penalty": 1.2},
+    {"repetition_penalty": 1.3, "presence_penalty": 0.4, "frequency_penalty": 0.3},
+]
+
+
+@pytest.mark.parametrize("sampling", SAMPLING if ON_GPU else SAMPLING[-2:], ids=lambda s: "-".join(s))
 def test_tokens_drawn_on_the_device_are_the_samplers(
     sampling: dict[str, float], reference: Callable[..., Reference], engine: Callable[..., NativeEngine]
 ) -> None:

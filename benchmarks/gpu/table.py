@@ -1,0 +1,79 @@
+"""The table of docs/performance.md, from the record: `python -m benchmarks.gpu.table` writes it between the markers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+RECORD = Path(__file__).parent / "results/h200.jsonl"
+PAGE = Path(__file__).parents[2] / "docs/performance.md"
+BEGIN, END = "<!-- table: benchmarks/gpu/table.py -->", "<!-- end of table -->"
+
+# Row → what it is, and vLLM 0.26.0 on the same kind of machine with the same dims: decode, whole.
+TEXT_ROWS = {
+    "1.5b-1": ("Qwen2.5-1.5B, 1 × (37 + 512), greedy", "497", ""),
+    "1.5b-1-sampled": ("the same, temperature 0.7, top_p 0.8, repetition 1.05", "439", ""),
+    "1.5b-8": ("Qwen2.5-1.5B, 8 × (512 + 256)", "3186", "2999"),
+    "1.5b-64": ("Qwen2.5-1.5B, 64 × (512 + 256)", "18199–23663", "14970"),
+    "1.5b-256": ("Qwen2.5-1.5B, 256 × (512 + 256)", "43451", "29882"),
+    "1.5b-1-16k": ("Qwen2.5-1.5B, 1 × (16384 + 256)", "", ""),
+    "1.5b-16-8k": ("Qwen2.5-1.5B, 16 × (8192 + 256)", "", ""),
+    "7b-1": ("Qwen2.5-7B, 1 × (37 + 512), greedy", "211", ""),
+    "7b-64": ("Qwen2.5-7B, 64 × (512 + 256)", "11639", "7807"),
+    "untuned-1": ("Qwen3-4B dims, not tuned on, 1 × (37 + 512)", "", ""),
+    "untuned-8": ("Qwen3-4B dims, not tuned on, 8 × (512 + 256)", "", ""),
+}
+IMAGE_TFLOP = 27  # one 1920×1080 image of 1222 tokens through tower and decoder of Qwen2-VL-7B
+
+
+def latest() -> dict[str, dict[str, Any]]:
+    """The last entry of each row."""
+    lines = RECORD.read_text(encoding="utf-8").splitlines()
+    return {entry["row"]: entry for entry in map(json.loads, lines)}
+
+
+def render() -> str:
+    found = latest()
+    lines = [
+        "| work | decode tok/s | vLLM | whole tok/s | vLLM | first token | read GB/s, of ceiling |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row, (what, decode, whole) in TEXT_ROWS.items():
+        if row not in found:
+            lines.append(f"| {what} | not measured | {decode} | | {whole} | | |")
+            continue
+        e = found[row]
+        lines.append(
+            f"| {what} | {e['decode_tok_s']:.0f} | {decode} | {e['whole_tok_s']:.0f} | {whole} | "
+            f"{e['first_token_ms']:.0f} ms | {e['read_gb_s']}, {100 * e['of_read_ceiling']:.0f} % |"
+        )
+    lines += [
+        "",
+        "| images, Qwen2-VL-7B dims, 1920 × 1080 | ours | vLLM | TFLOP/s, of ceiling |",
+        "|---|---|---|---|",
+    ]
+    first, many = found["vl-first-token"], found["vl-64-images"]
+    ceiling = first["ceilings"]["bf16_tflop_s"]
+    rate = IMAGE_TFLOP / first["first_token_ms"] * 1e3
+    lines.append(
+        f"| image to first token, {first['prompt']} tokens, preparation ({first['prepare_ms']:.0f} ms) inside | "
+        f"{first['first_token_ms']:.0f} ms | 114 ms | {rate:.0f}, {100 * rate / ceiling:.0f} % |"
+    )
+    lines.append(f"| the same, 128 tokens in all | {first['tokens_128_ms']:.0f} ms | 721 ms | |")
+    rate = IMAGE_TFLOP * many["images_s"]
+    lines.append(
+        f"| 64 images × 32 tokens, one cold round | {many['images_s']:.1f} images/s | 16–20 images/s | "
+        f"{rate:.0f}, {100 * rate / ceiling:.0f} % |"
+    )
+    return "\n".join(lines)
+
+
+def page_with(table: str) -> str:
+    text = PAGE.read_text(encoding="utf-8")
+    before, rest = text.split(BEGIN)
+    return f"{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page_with(render()), encoding="utf-8")
