@@ -11,6 +11,7 @@ import argparse
 import json
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ import torch
 from visavis.engine.sampler import Sampler
 from visavis.engine.sequence import Sequence
 from visavis.prompt import Prompt
+from visavis.report.machine import describe
 from visavis.sampling import ResolvedSampling
 
 KINDS: dict[str, tuple[dict[str, Any], ...]] = {  # rows take turns
@@ -88,11 +90,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rounds", type=int, default=60)
     parser.add_argument("--threads", type=int, default=1)
+    parser.add_argument("--out", type=Path, help="write machine, settings and results there as JSON")
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
+    results = []
     with torch.inference_mode():
         for rows, vocab in ((1, 2048), (1, 49152), (1, 151936), (16, 49152), (16, 151936)):
-            print(json.dumps(measure(rows, vocab, args.rounds)), flush=True)
+            results.append(measure(rows, vocab, args.rounds))
+            print(json.dumps(results[-1]), flush=True)
+    if args.out is not None:
+        settings = {"rounds": args.rounds, "threads": args.threads}
+        record = {"machine": describe(), "settings": settings, "results": results}
+        args.out.write_text(json.dumps(record, indent=1) + "\n")
 
 
 if __name__ == "__main__":
