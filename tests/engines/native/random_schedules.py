@@ -108,6 +108,7 @@ class EngineUnderLoad(RuleBasedStateMachine):
         prefix_caching=st.booleans(),
         encoder_cache=st.sampled_from([0, 6 * 64 * 4 * 3, 1 << 20]),
         kernels=st.sampled_from(["auto", "torch"]),
+        dishes=st.lists(st.integers(0, 99), min_size=1, max_size=6),
     )
     def begin(
         self,
@@ -119,7 +120,9 @@ class EngineUnderLoad(RuleBasedStateMachine):
         prefix_caching: bool,
         encoder_cache: int,
         kernels: str,
+        dishes: list[int],
     ) -> None:
+        """Some requests at once: examples in which Hypothesis leaves `submit` out are of use, too."""
         ref, self.menu = self.models[kind]
         longest = max(len(dish.prompt) for dish in self.menu) + LONGEST
         self.engine = make_engine(
@@ -143,6 +146,7 @@ class EngineUnderLoad(RuleBasedStateMachine):
             return result
 
         self.engine.runner.run = sometimes_without_memory  # type: ignore[method-assign]
+        self.submit(dishes, LONGEST, 0)
 
     @rule(
         dishes=st.lists(st.integers(0, 99), min_size=1, max_size=4),
@@ -164,7 +168,6 @@ class EngineUnderLoad(RuleBasedStateMachine):
         self.engine.add(seq)
         self.orders[name] = order
 
-    @precondition(lambda self: self.orders)
     @rule(steps=st.sampled_from([1, 1, 1, 2, 4, 8]))
     def work(self, steps: int) -> None:
         for _ in range(steps):
