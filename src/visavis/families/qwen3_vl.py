@@ -38,20 +38,29 @@ class Qwen3VLFamily(QwenVLFamily):
         self.vision_end_id = self._token_id("vision_end_token_id", "<|vision_end|>")
 
     def _video_size(self, video: Video) -> tuple[int, int]:
-        bounds = self.settings.video_bounds.within(video.limits, video.where)
-        if video.total_pixels is not None:
-            bounds = PixelBounds(min(bounds.min_pixels, video.total_pixels), video.total_pixels)
-        elif self.settings.video_tokens is not None:
-            bounds = self._capped(bounds, len(video.frames), self.settings.video_tokens)
-        return self._frame_size(len(video.frames), asked_size(video), bounds, video.where)
-
-    def _frame_size(
-        self, frames: int, size: tuple[int, int], bounds: PixelBounds, where: str = "video"
-    ) -> tuple[int, int]:
-        temporal = self.patch_rule.temporal_patch_size
+        """By the folder's bounds over all frames; a message's own `min_pixels`, `max_pixels` and `total_pixels` are
+        qwen-vl-utils', which bound each frame (total_pixels by an even share)."""
+        limits, frames = video.limits, len(video.frames)
+        if (limits.min_pixels, limits.max_pixels, video.total_pixels) != (None, None, None):
+            return super()._video_size(video)
+        bounds = self.settings.video_bounds.within(limits, video.where)
+        if self.settings.video_tokens is not None:
+            bounds = self._capped(bounds, frames, self.settings.video_tokens)
         return smart_resize_video(
-            frames, *size, cell=self.patch_rule.cell, temporal=temporal, bounds=bounds, where=where
+            frames,
+            *asked_size(video),
+            cell=self.patch_rule.cell,
+            temporal=self.patch_rule.temporal_patch_size,
+            bounds=bounds,
+            where=video.where,
         )
+
+    def _default_total_pixels(self) -> int | None:
+        return None  # this family's cap is of a frame
+
+    def _frame_bounds(self, frames: int) -> PixelBounds:
+        whole = self.settings.video_bounds
+        return PixelBounds(max(1, whole.min_pixels // frames), max(1, whole.max_pixels // frames))
 
     def _capped(self, bounds: PixelBounds, frames: int, tokens: int) -> PixelBounds:
         """No frame larger than `tokens` cells or its even share (transformers' `cap_pixels_per_frame`)."""

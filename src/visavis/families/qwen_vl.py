@@ -136,10 +136,9 @@ class QwenVLFamily(FolderFamily):
             limits = PixelLimits(max_pixels=max_pixels)
             if kind == "image":
                 bounds, steps = self.settings.image_bounds.within(limits, kind), 1
-                height, width = smart_resize(*size, cell=cell, bounds=bounds)
             else:
-                bounds, steps = self.settings.video_bounds.within(limits, kind), -(-frames // temporal)
-                height, width = self._frame_size(frames, size, bounds)
+                bounds, steps = self._frame_bounds(frames).within(limits, kind), -(-frames // temporal)
+            height, width = smart_resize(*size, cell=cell, bounds=bounds)
             return steps * (height // cell) * (width // cell)
 
         return BudgetItem(tokens, at)
@@ -152,19 +151,20 @@ class QwenVLFamily(FolderFamily):
 
     def _video_size(self, video: Video) -> tuple[int, int]:
         """(height, width) of a frame after the resize: each frame is bounded like an image."""
-        bounds = self.settings.video_bounds.within(video.limits, video.where)
-        total = video.total_pixels
-        if total is None and self.settings.video_tokens is not None:
-            total = int(self.settings.video_tokens * self.patch_rule.cell**2 * 0.9)
+        bounds = self._frame_bounds(len(video.frames)).within(video.limits, video.where)
+        total = video.total_pixels if video.total_pixels is not None else self._default_total_pixels()
         if total is not None:
             bounds = frame_share(bounds, total, len(video.frames), self.patch_rule.temporal_patch_size)
-        return self._frame_size(len(video.frames), asked_size(video), bounds, video.where)
+        return smart_resize(*asked_size(video), cell=self.patch_rule.cell, bounds=bounds, where=video.where)
 
-    def _frame_size(
-        self, frames: int, size: tuple[int, int], bounds: PixelBounds, where: str = "video"
-    ) -> tuple[int, int]:
-        """(height, width) of each of so many frames within bounds."""
-        return smart_resize(*size, cell=self.patch_rule.cell, bounds=bounds, where=where)
+    def _default_total_pixels(self) -> int | None:
+        """Of all frames of a video, where the folder caps them (transformers' `cap_pixels_per_frame`)."""
+        tokens = self.settings.video_tokens
+        return None if tokens is None else int(tokens * self.patch_rule.cell**2 * 0.9)
+
+    def _frame_bounds(self, frames: int) -> PixelBounds:
+        """Of one of so many frames, where the message does not say."""
+        return self.settings.video_bounds
 
     def _video_interval(self, video: Video) -> float:
         """Step of the time axis from one temporal patch to the next."""

@@ -133,3 +133,28 @@ def test_a_cap_on_pixels_per_frame_is_kept(name: str, number: int, tiny: Any, tm
     )
     assert [list(map(int, g)) for g in made["video_grid_thw"]] == [list(prompt.media[0].grid or ())]
     assert list(made["input_ids"][0]) == list(prompt.token_ids)
+
+
+@pytest.mark.parametrize(
+    ("name", "wish", "expected"),
+    [
+        # 256 cells of 32 px a frame: 640 × 360 → /√(230400/262144) > 1: not shrunk: 640 × 352 (360/32 = 11.25 → 11)
+        ("qwen3_vl", {"max_pixels": 256 * 32 * 32}, (352, 640)),
+        # 100 cells: √(230400 / 102400) = 1.5: 426.7 × 240 → 13 × 7 cells
+        ("qwen3_vl", {"max_pixels": 100 * 32 * 32}, (224, 416)),
+        # 8 frames in pairs share 400 cells: 100 each
+        ("qwen3_vl", {"total_pixels": 400 * 32 * 32}, (224, 416)),
+        ("qwen3_vl", {"max_pixels": 256 * 32 * 32, "total_pixels": 400 * 32 * 32}, (224, 416)),
+        # 300 cells at least: √(307200 / 230400) = 1.155: 739 × 415.7 → 24 × 13 cells, upwards
+        ("qwen3_vl", {"min_pixels": 300 * 32 * 32}, (416, 768)),
+        # the same of 28 px: √(230400 / 78400) = 1.714: 373.3 × 210 → 13 × 7 cells
+        ("qwen2_vl", {"max_pixels": 100 * 28 * 28}, (196, 364)),
+        ("qwen2_vl", {"total_pixels": 400 * 28 * 28}, (196, 364)),
+    ],
+)
+def test_a_messages_bounds_are_of_a_frame_as_in_qwen_vl_utils(
+    name: str, wish: dict[str, int], expected: tuple[int, int], family: Any
+) -> None:
+    chat = [{"role": "user", "content": [{"video": frames(8, 360, 640), "fps": 2, **wish}, "?"]}]
+    loaded = family(name)
+    assert loaded.count(normalize(chat)).media[0].size == expected
