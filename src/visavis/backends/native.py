@@ -29,6 +29,7 @@ SHARED = (
     "max_num_batched_tokens",
     "kv_cache_bytes",
     "quantization",
+    "enforce_eager",
 )
 EXTRA = ("block_size", "num_blocks", "enable_prefix_caching", "encoder_cache_bytes", "kernels")
 
@@ -57,8 +58,7 @@ class NativeModel(ModelInterface):
     # ---- load and close ----------------------------------------------------------------------------------------
 
     def _load(self, options: EngineOptions, progress: Progress) -> LoadInfo:
-        # There are no graphs to do without yet, so `enforce_eager` is what happens anyway.
-        refuse_unsupported(self.name, options, (*SHARED, "enforce_eager", "trust_remote_code"))
+        refuse_unsupported(self.name, options, (*SHARED, "trust_remote_code"))
         extra = check_extra(self.name, options.extra, EXTRA, {})
         start = time.perf_counter()
         progress("import", 0.0)

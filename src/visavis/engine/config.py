@@ -24,8 +24,10 @@ DEFAULT_ENCODER_CACHE_BYTES = 256 << 20
 """Sixteen screens of 1920×1080 for a 2B model in float32: 2,691 tokens of 1,536 values each."""
 CPU_MEMORY_SHARE = 0.25
 """Of the memory free at start, the most the KV cache takes on a CPU when no budget is given."""
-GPU_MEMORY_SHARE = 0.9
-"""Of the memory free after the weights, what the KV cache takes on a GPU when no budget is given."""
+GPU_MEMORY_SHARE = 0.95
+"""Of the memory free after the weights, what KV cache and largest step share on a GPU when no budget is given."""
+GPU_PATCHES_A_PASS = 16384
+"""What a step of a vision tower is reckoned with; see `engine/encoder.py`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +47,7 @@ class EngineConfig:
     encoder_cache_bytes: int = DEFAULT_ENCODER_CACHE_BYTES  # outputs of the vision tower kept for later; 0: none
     quantization: str | None = None  # int8: the decoder's matrices, one scale a row, made at load (CPU)
     kernels: str = "auto"  # auto, torch (the plain reference), or compiled (an error where that cannot be had)
+    enforce_eager: bool = False  # no CUDA graphs: each kernel of a decode step is launched by itself
 
     def resolve(self, model: ModelConfig) -> EngineSettings:
         """Fills in what was not said. Raises OptionError for values out of range or at odds with each other."""
@@ -56,6 +59,7 @@ class EngineConfig:
             raise OptionError(f"kernels {shorten(self.kernels)} is not known; give {', '.join(KERNELS)}")
         _check_positive("encoder_cache_bytes", self.encoder_cache_bytes, least=0)
         _check_bool("enable_prefix_caching", self.enable_prefix_caching)
+        _check_bool("enforce_eager", self.enforce_eager)
         if self.quantization is not None and self.quantization not in QUANTIZATIONS:
             raise OptionError(
                 f"quantization {shorten(self.quantization)} is not known to the native engine; "
@@ -93,6 +97,7 @@ class EngineConfig:
             encoder_cache_bytes=self.encoder_cache_bytes,
             quantization=self.quantization,
             kernels=self.kernels,
+            enforce_eager=self.enforce_eager,
         )
 
 
@@ -114,6 +119,17 @@ class EngineSettings:
     encoder_cache_bytes: int
     quantization: str | None
     kernels: str
+    enforce_eager: bool
+
+    def step_bytes(self, model: ModelConfig) -> int:
+        """About what the largest step takes on a GPU beside weights and cache: its activations, and logits twice."""
+        item = self.dtype.itemsize
+        heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+        token = item * (3 * model.intermediate_size + 2 * heads + 5 * model.hidden_size)
+        logits = self.max_num_seqs * model.vocab_size * (2 * 4 + item)
+        tower = model.vision
+        patch = 0 if tower is None else item * (2 * tower.intermediate_size + 8 * tower.hidden_size)
+        return self.max_num_batched_tokens * token + logits + GPU_PATCHES_A_PASS * patch
 
     def block_bytes(self, model: ModelConfig) -> int:
         return model.kv_values_per_token * self.dtype.itemsize * self.block_size
@@ -136,8 +152,11 @@ class EngineSettings:
         if self.num_blocks is not None:
             blocks = self.num_blocks
         else:
-            share = GPU_MEMORY_SHARE if self.device.type == "cuda" else CPU_MEMORY_SHARE
-            budget = self.kv_cache_bytes if self.kv_cache_bytes is not None else int(there * share)
+            if self.device.type == "cuda":
+                budget = max(int(there * GPU_MEMORY_SHARE) - self.step_bytes(model), 0)
+            else:
+                budget = int(there * CPU_MEMORY_SHARE)
+            budget = self.kv_cache_bytes if self.kv_cache_bytes is not None else budget
             blocks = min(budget // per_block, per_request * self.max_num_seqs)
         if blocks < 1:
             raise OptionError(f"the KV cache has no room for one block: {per_block} bytes are needed; raise the budget")

@@ -196,3 +196,18 @@ def test_a_device_number_beyond_the_last_is_refused(monkeypatch: pytest.MonkeyPa
         with pytest.raises(OptionError, match=f"^device {name} .* {last}$"):
             EngineConfig(device=name).resolve(MODEL)
     assert EngineConfig(device="cuda:1").resolve(MODEL).device == torch.device("cuda:1")
+
+
+def test_a_gpu_keeps_room_for_its_largest_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """10 GiB free after the weights, 95 % of it to share; 256 requests and 16384 tokens a step, float16.
+
+    A token's activations: 2 bytes · (3 · 96 gates, ups and products + 2 · (4 + 2 · 2) heads · 16 + 5 · 64) = 1728;
+    logits: 256 · 1000 · (4 + 4 + 2) bytes. A block of 16 tokens: 2 layers · 2 · 2 heads · 16 · 2 bytes · 16 = 4096.
+    """
+    monkeypatch.setattr(engine_config, "_device", lambda name: torch.device("cuda"))
+    monkeypatch.setattr(engine_config, "_free_memory", lambda device: 10 << 30)
+    model = ModelConfig.from_dict(QWEN2 | {"max_position_embeddings": 1 << 20})
+    settings = EngineConfig(dtype="float16").resolve(model)
+    assert (settings.max_num_seqs, settings.max_num_batched_tokens) == (256, 16384)
+    room = int(0.95 * (10 << 30)) - 16384 * 1728 - 256 * 1000 * 10
+    assert settings.kv_blocks(model) == room // 4096

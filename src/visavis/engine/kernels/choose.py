@@ -30,7 +30,8 @@ def choose_kernels(config: ModelConfig, settings: EngineSettings) -> Kernels:
     if reason is None and device.type == "cuda":
         from visavis.engine.kernels.cuda.kernels import CudaKernels
 
-        return CudaKernels(device, dtype, "Triton, CUDA graphs")
+        description = "Triton, no CUDA graphs" if settings.enforce_eager else "Triton, CUDA graphs"
+        return CudaKernels(device, dtype, description, graphs=not settings.enforce_eager)
     if reason is None:
         from visavis.engine.kernels.cpu.kernels import CpuKernels
 

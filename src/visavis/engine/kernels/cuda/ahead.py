@@ -40,9 +40,9 @@ class Flight:
 
 
 class AheadDecoder:
-    def __init__(self, step: DecodeStep, max_model_len: int) -> None:
+    def __init__(self, step: DecodeStep, max_model_len: int, *, graphs: bool = True) -> None:
         self.step = step
-        self.graphs = DecodeGraphs(step)
+        self.graphs = DecodeGraphs(step, capture=graphs)
         self.max_model_len = max_model_len
         self.flight: Flight | None = None
         self._seats: dict[int, int] = {}  # uid → row of the tables on the device

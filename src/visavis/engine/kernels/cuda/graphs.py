@@ -13,14 +13,14 @@ SIZES = (1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
 
 
 class DecodeGraphs:
-    """On a device without graphs (Triton's interpreter, in tests) every step is launched piece by piece."""
+    """Without `capture`, and in Triton's interpreter, every step is launched piece by piece."""
 
-    def __init__(self, step: DecodeStep) -> None:
+    def __init__(self, step: DecodeStep, *, capture: bool = True) -> None:
         self.step = step
         self.sizes = [*(size for size in SIZES if size < step.seats), step.seats]
         self._graphs: dict[tuple[int, Mode], torch.cuda.CUDAGraph] = {}
-        self._on_gpu = step.launcher.gpu
-        if self._on_gpu:
+        self._captures = capture and step.launcher.gpu
+        if self._captures:
             self._stream = torch.cuda.Stream(step.launcher.device)
             self._pool = torch.cuda.graph_pool_handle()
 
@@ -29,7 +29,7 @@ class DecodeGraphs:
 
     def prepare(self, size: int, mode: Mode) -> None:
         """Captures the graph where there is none. Disturbs the step's inputs, not what is kept between steps."""
-        if not self._on_gpu or (size, mode) in self._graphs:
+        if not self._captures or (size, mode) in self._graphs:
             return
         step = self.step
         held = step.sampled.clone()
@@ -50,7 +50,7 @@ class DecodeGraphs:
 
     def run(self, size: int, mode: Mode) -> None:
         """The step, for the inputs that are in place."""
-        if self._on_gpu:
+        if self._captures:
             self._graphs[size, mode].replay()
         else:
             self.step(size, mode)

@@ -80,11 +80,12 @@ class Plan:
 class CudaKernels(Kernels):
     rotates_in_float32 = True
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, description: str) -> None:
+    def __init__(self, device: torch.device, dtype: torch.dtype, description: str, *, graphs: bool = True) -> None:
         self.device = device
         self.dtype = dtype
         self.description = description
         self.launcher = Launcher(device)
+        self.graphs = graphs
 
     def linear(self, in_features: int, out_features: int, *, bias: bool) -> CudaLinear:
         return CudaLinear(self.empty(out_features, in_features), self.empty(out_features) if bias else None)
@@ -107,7 +108,7 @@ class CudaKernels(Kernels):
         self, model: Decoder, rope: RotaryEmbedding, cache: KVCache, max_batch: int, max_model_len: int
     ) -> AheadDecoder:
         step = DecodeStep(model, rope, cache, self.launcher, max_batch, max_model_len)
-        return AheadDecoder(step, max_model_len)
+        return AheadDecoder(step, max_model_len, graphs=self.graphs)
 
     def plan(self, layout: StepLayout) -> Plan:
         decodes = chunks = None
