@@ -79,10 +79,10 @@ class FolderFamily(Family):
         return self.default_box_format
 
     def _check_fits(
-        self, total: int, media: Sequence[MediaCount], fitting: Callable[[int], int | None] = lambda room: None
+        self, total: int, media: Sequence[MediaCount], fitting: Callable[[int], int | None] | None = None
     ) -> None:
         """Raises ContextLengthError unless the prompt leaves room for one token. `fitting(room)`: the max_pixels under
-        which the prompt has `room` tokens at most."""
+        which the prompt has `room` tokens at most; None for a family that takes no max_pixels."""
         if total < self.max_model_len:
             return
         items = [f"{m.where or m.kind} {m.tokens} ({m.size[1]}×{m.size[0]})" for m in media]
@@ -96,7 +96,9 @@ class FolderFamily(Family):
             f"{way_out}"
         )
 
-    def _bound_that_fits(self, fitting: Callable[[int], int | None]) -> str:
+    def _bound_that_fits(self, fitting: Callable[[int], int | None] | None) -> str:
+        if fitting is None:
+            return "make the images smaller"
         kept = answer_room(self.max_model_len)
         bound = fitting(self.max_model_len - kept)
         return f"max_pixels {bound} fits with {kept} tokens for the answer" if bound else "lower max_pixels"

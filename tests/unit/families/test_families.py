@@ -165,7 +165,7 @@ def test_total_pixels_bound_a_whole_video(family: Any) -> None:
     bound = replace(video, total_pixels=400_000)
     # 400000 · 2 / 8 = 100000 a frame: 560² = 313600 shrinks by 1.7709, 560 / 1.7709 / 28 = 11.29 → 11 cells
     assert family("qwen2_vl").count(Conversation((user(bound, "?"),))).media[0].size == (308, 308)
-    # 8 · 544 · 544 > 400000: √(8 · 560 · 560 / 400000) = 2.504, 560 / 2.504 / 32 = 6.99 → 6 cells
+    # the same 100000 of each frame: 316.2 / 32 = 9.88 → 9 cells
     assert family("qwen3_vl").count(Conversation((user(bound, "?"),))).media[0].size == (288, 288)
 
 
