@@ -18,6 +18,7 @@ POINT_KEYS = ("point_2d", "point")
 LABEL_KEYS = ("label", "text_content", "text", "name", "description")
 
 _NUMBER = r"[-+]?\d+(?:\.\d+)?(?:[eE][-+]?\d+)?"
+_QUOTED = re.compile(_NUMBER)
 _BARE_LIST = re.compile(rf"\[\s*{_NUMBER}(?:\s*,\s*{_NUMBER})*\s*\]")
 
 
@@ -52,7 +53,12 @@ def _take(found: Collector, entry: LooseObject) -> None:
 
 
 def _coordinates(found: Collector, label: str, key: str, value: Any, numbers: int, span: tuple[int, int]) -> None:
-    """`value` is one list of `numbers` numbers, or a list of such lists (several boxes of one label)."""
+    """`value` is one list of `numbers` numbers, or a list of such lists (several boxes of one label). Quotes around a
+    number, or around the list, say nothing else."""
+    if isinstance(value, str) and _BARE_LIST.fullmatch(value.strip()):
+        value = re.findall(_NUMBER, value)
+    if isinstance(value, list):
+        value = [float(v) if isinstance(v, str) and _QUOTED.fullmatch(v.strip()) else v for v in value]
     if isinstance(value, list) and value and all(isinstance(inner, list) for inner in value):
         for inner in value:
             _coordinates(found, label, key, inner, numbers, span)

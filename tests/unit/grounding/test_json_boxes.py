@@ -97,7 +97,7 @@ def test_broken_object_is_rejected_and_the_others_are_kept() -> None:
     ("text", "reason"),
     [
         ('{"bbox_2d": [1, 2, 3]}', "3 numbers"),
-        ('{"bbox_2d": ["1", 2, 3, 4]}', "not a list of numbers"),
+        ('{"bbox_2d": ["1px", 2, 3, 4]}', "not a list of numbers"),
         ('{"bbox_2d": [true, 2, 3, 4]}', "not a list of numbers"),
         ('{"bbox_2d": [NaN, 2, 3, 4]}', "finite"),
         ('{"bbox_2d": [1e999, 2, 3, 4]}', "finite"),
@@ -130,3 +130,14 @@ def test_resized_pixel_just_beyond_is_clipped() -> None:
     (item,) = read('{"bbox_2d": [0, 0, 1317, 728]}').items
     assert item.box == (0, 0, 1920, 1080)
     assert item.clipped
+
+
+@pytest.mark.parametrize(
+    "written",
+    ['"[10, 20, 30, 40]"', '["10", "20", "30", "40"]', '[" 10 ", 20, "30.0", 4e1]'],
+)
+def test_numbers_in_quotes_are_numbers(written: str) -> None:
+    text = f'[{{"bbox_2d": {written}, "label": "x"}}]'
+    found = parse(text, "qwen2_5_vl", original_size=(100, 100), resized_size=(100, 100))
+    assert [item.box for item in found.items] == [(10.0, 20.0, 30.0, 40.0)]
+    assert found.rejects == ()
