@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Self
 from visavis.backends.memory_hint import with_plan
 from visavis.backends.options import EngineOptions, for_backend
 from visavis.completion import Completion, Delta, FinishReason, TokenLogprobs
-from visavis.errors import ContextLengthError, OptionError, RequestError
-from visavis.families.budget import answer_room
+from visavis.errors import OptionError, RequestError
+from visavis.families.budget import naming_what_fits
 from visavis.prompt import Prompt
 from visavis.sampling import ResolvedSampling, SamplingParams
 
@@ -199,7 +199,7 @@ class ModelInterface(ABC):
         from visavis import sampling as rules
 
         family, info = self._family(), self._info()
-        try:
+        with naming_what_fits(family, prompt, info.max_model_len):
             return rules.resolve(
                 sampling,
                 prompt_tokens=len(prompt),
@@ -210,12 +210,6 @@ class ModelInterface(ABC):
                 user_config=self.sampling_defaults,
                 generation_config=family.folder.generation_config if self.use_generation_config else None,
             )
-        except ContextLengthError as error:
-            kept = answer_room(info.max_model_len)
-            bound = family.fitting_max_pixels(prompt, info.max_model_len - kept)
-            if bound is None:
-                raise
-            raise ContextLengthError(f"{error} (max_pixels {bound} fits with {kept} tokens for the answer)") from None
 
     def stream_batch(
         self,

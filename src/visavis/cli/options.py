@@ -146,18 +146,21 @@ def check_sampling(
     """What every engine will refuse, refused before one is started: values out of range, a prompt that does not fit or
     has too many images."""
     from visavis.backends.runner import check_limits, check_structured
+    from visavis.families.budget import naming_what_fits
     from visavis.sampling import resolve
 
     check_limits(prompt, options.limit_per_prompt)
     check_structured(getattr(args, "backend", ""), sampling.structured)
-    resolve(
-        sampling,
-        prompt_tokens=len(prompt),
-        max_model_len=min(options.max_model_len or family.max_model_len, family.max_model_len),
-        eos_token_ids=family.eos_token_ids,
-        vocab_size=family.vocab_size,
-        generation_config=family.folder.generation_config if args.generation_config else None,
-    )
+    max_model_len = min(options.max_model_len or family.max_model_len, family.max_model_len)
+    with naming_what_fits(family, prompt, max_model_len):
+        resolve(
+            sampling,
+            prompt_tokens=len(prompt),
+            max_model_len=max_model_len,
+            eos_token_ids=family.eos_token_ids,
+            vocab_size=family.vocab_size,
+            generation_config=family.folder.generation_config if args.generation_config else None,
+        )
 
 
 def add_engine_options(parser: ArgumentParser) -> None:

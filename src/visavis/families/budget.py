@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-__all__ = ["BudgetItem", "answer_room", "fitting_max_pixels"]
+from visavis.errors import ContextLengthError
+
+if TYPE_CHECKING:
+    from visavis.families.base import Family
+    from visavis.prompt import Prompt
+
+__all__ = ["BudgetItem", "answer_room", "fitting_max_pixels", "naming_what_fits"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +27,19 @@ class BudgetItem:
 def answer_room(max_model_len: int) -> int:
     """Tokens to keep for the answer when proposing a bound: 256, of short contexts a quarter."""
     return max(1, min(256, max_model_len // 4))
+
+
+@contextmanager
+def naming_what_fits(family: Family, prompt: Prompt, max_model_len: int) -> Iterator[None]:
+    """Around a check of the context's length: its error ends with the max_pixels that would fit, where there is one."""
+    try:
+        yield
+    except ContextLengthError as error:
+        kept = answer_room(max_model_len)
+        bound = family.fitting_max_pixels(prompt, max_model_len - kept)
+        if bound is None:
+            raise
+        raise ContextLengthError(f"{error} (max_pixels {bound} fits with {kept} tokens for the answer)") from None
 
 
 def fitting_max_pixels(items: Iterable[BudgetItem], room: int, cell: int) -> int | None:

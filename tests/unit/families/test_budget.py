@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import re
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -91,3 +93,19 @@ def test_a_size_fixed_above_the_original_has_an_end(family: Any) -> None:
     prompt = loaded.prepare(Conversation((user(fixed, "?"),)))
     assert prompt.num_image_tokens == 400
     assert loaded.fitting_max_pixels(prompt, 200) is not None
+
+
+def test_ask_refuses_beforehand_with_the_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from PIL import Image as PILImage
+
+    from visavis.cli.app import main
+
+    file = tmp_path / "screen.png"
+    PILImage.fromarray(picture(480, 360).pixels).save(file)
+    assert main(["ask", "Where is it?", "--image", str(file), "--max-model-len", "200"]) == 2
+    said = capsys.readouterr().err
+    assert "the context is 200" in said
+    bound, kept = proposed(ContextLengthError(said))
+    assert kept == 50
+    assert main(["count", "Where is it?", "--image", str(file), "--max-pixels", str(bound), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["conversations"][0]["total"] <= 150
