@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import torch
 
-__all__ = ["uniform", "uniforms"]
+__all__ = ["mixed_seed", "uniform", "uniforms"]
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -17,9 +17,13 @@ _MIX = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)
 
 def uniform(seed: int, index: int) -> float:
     """The number in [0, 1) with which the token at `index` of an answer is drawn."""
-    state = _mix64((seed * _GOLDEN + _START) & _MASK)
-    state = _mix64((state + (index + 1) * _GOLDEN) & _MASK)
+    state = _mix64((mixed_seed(seed) + (index + 1) * _GOLDEN) & _MASK)
     return (state >> 11) * 2.0**-53
+
+
+def mixed_seed(seed: int) -> int:
+    """Where a seed's numbers begin, in [0, 2^64): the half of `uniform` that no index changes."""
+    return _mix64((seed * _GOLDEN + _START) & _MASK)
 
 
 def uniforms(seeds: torch.Tensor, index: torch.Tensor) -> torch.Tensor:

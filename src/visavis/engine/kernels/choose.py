@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-
 import torch
 
 from visavis.engine.config import EngineSettings
@@ -44,8 +42,10 @@ def choose_kernels(config: ModelConfig, settings: EngineSettings) -> Kernels:
 
 def _why_not_compiled(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> str | None:
     if device.type == "cuda":
-        if importlib.util.find_spec("triton") is None:
-            return "triton is not installed"
+        try:
+            from triton.language.extra.cuda import gdc_wait  # noqa: F401 (the newest of what the kernels need)
+        except ImportError as error:
+            return f"triton cannot be used: {error}"
         major, minor = torch.cuda.get_device_capability(device)
         return None if major >= 8 else f"they need compute capability 8.0, and the device has {major}.{minor}"
     from visavis.engine.kernels.cpu.decode_step import unsupported

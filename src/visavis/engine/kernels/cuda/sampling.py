@@ -11,6 +11,7 @@ import torch
 
 from visavis.engine.kernels.triton import sampling
 from visavis.engine.kernels.triton.launch import Launcher, pad
+from visavis.engine.random_numbers import mixed_seed
 from visavis.engine.sequence import Sequence
 from visavis.sampling import ResolvedSampling
 
@@ -113,7 +114,7 @@ class SampleStep:
             [math.log(p.min_p) if p.min_p else -math.inf for p in params],
         ]
         self.parameters.index_copy_(1, where, torch.tensor(rows, device=self.launcher.device))
-        seeds = [s - (1 << 64) if (s := _mixed(p.seed)) >= 1 << 63 else s for p in params]
+        seeds = [s - (1 << 64) if (s := mixed_seed(p.seed)) >= 1 << 63 else s for p in params]
         self.seeds.index_copy_(0, where, torch.tensor(seeds, dtype=torch.int64, device=self.launcher.device))
         for seat, seq in zip(seats, seqs, strict=True):
             if _penalised(seq.sampling):
@@ -173,12 +174,3 @@ class SampleStep:
 
 def _penalised(p: ResolvedSampling) -> bool:
     return p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
-
-
-def _mixed(seed: int) -> int:
-    """splitmix64 of a seed, as `engine.sampler.uniform` begins; the device goes on from here with a token's index."""
-    mask = (1 << 64) - 1
-    z = (seed * 0x9E3779B97F4A7C15 + 0x632BE59BD9B4E019) & mask
-    z = ((z ^ (z >> 30)) * 0xBF58476D1CE4E5B9) & mask
-    z = ((z ^ (z >> 27)) * 0x94D049BB133111EB) & mask
-    return z ^ (z >> 31)

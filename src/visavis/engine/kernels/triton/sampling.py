@@ -40,7 +40,7 @@ def _mix64(z):
 
 @triton.jit
 def _uniform(state, index):
-    """As `engine.sampler.uniform`, from the mixed seed on: float64 in [0, 1)."""
+    """As `engine.random_numbers.uniform`, from the mixed seed on: float64 in [0, 1)."""
     z = _mix64(state.to(tl.uint64, bitcast=True) + (index + 1).to(tl.uint64) * 0x9E3779B97F4A7C15)
     return (z >> 11).to(tl.float64) * MAX_DOUBLE_STEP
 
