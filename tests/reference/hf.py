@@ -71,10 +71,11 @@ def process(folder: Path, conversation: Conversation, **options: Any) -> tuple[s
 
 
 def positions(folder: Path, inputs: dict[str, Any]) -> tuple[Any, int]:
-    """(3, n) positions and the rope delta, by the model's own rule."""
+    """(3, n) positions by the model's own rule, and how far the first generated token's, by `generate`'s, lies from n:
+    it goes on behind the last position."""
     names = ("image_grid_thw", "video_grid_thw", "second_per_grid_ts")
     given = {name: inputs[name] for name in names if name in inputs}
-    found, delta = model(folder).model.get_rope_index(
+    found, _ = model(folder).model.get_rope_index(
         inputs["input_ids"], mm_token_type_ids=inputs["mm_token_type_ids"], **given
     )
-    return found[:, 0].numpy(), int(delta)
+    return found[:, 0].numpy(), int(found[:, 0, -1].max()) + 1 - found.shape[-1]

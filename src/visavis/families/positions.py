@@ -39,9 +39,13 @@ def plain_positions(length: int) -> npt.NDArray[np.int64]:
 
 def mrope_positions(length: int, blocks: Iterable[VisualBlock]) -> tuple[npt.NDArray[np.int64], int]:
     """(3, length) positions of a prompt with visual `blocks` in order, and the rope delta: generated token k sits at
-    length + delta + k on every axis."""
+    length + delta + k on every axis.
+
+    As transformers' `generate`, the answer goes on behind the prompt's last position. Its `get_rope_index` counts from
+    the largest, which is another one when a video reaches beyond the text after it.
+    """
     positions = np.empty((3, length), dtype=np.int64)
-    at, position, last = 0, 0, -1
+    at, position = 0, 0
     for block in blocks:
         text = block.start - at
         positions[:, at : block.start] = position + np.arange(text)
@@ -54,10 +58,8 @@ def mrope_positions(length: int, blocks: Iterable[VisualBlock]) -> tuple[npt.NDA
         span[0] = position + steps[:, None, None]
         span[1] = position + np.arange(block.rows)[:, None]
         span[2] = position + np.arange(block.columns)
-        last = max(last, position - 1, int(span.max()) if block.length else -1)
         position += max(block.rows, block.columns)
         at = block.start + block.length
     positions[:, at:] = position + np.arange(length - at)
-    if length > at:
-        last = max(last, position + length - at - 1)
+    last = int(positions[:, -1].max()) if length else -1
     return positions, last + 1 - length

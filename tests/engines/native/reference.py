@@ -134,8 +134,9 @@ class Reference:
         if not media:
             return np.tile(np.arange(len(ids)), (3 if self.vision else 1, 1)), 0
         types = self._types(ids)
-        positions, delta = self.model.model.get_rope_index(torch.tensor([ids]), types, **self._grids(media))
-        return positions[:, 0].numpy(), int(delta)
+        positions, _ = self.model.model.get_rope_index(torch.tensor([ids]), types, **self._grids(media))
+        # `generate` goes on behind the last position; `get_rope_index` itself counts from the largest.
+        return positions[:, 0].numpy(), int(positions[:, 0, -1].max()) + 1 - len(ids)
 
     def _types(self, ids: list[int]) -> torch.Tensor:
         tensor = torch.tensor([ids])
