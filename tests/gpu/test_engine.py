@@ -118,15 +118,23 @@ SAMPLING = [
 def test_tokens_drawn_on_the_device_are_the_samplers(
     sampling: dict[str, float], reference: Callable[..., Reference], engine: Callable[..., NativeEngine]
 ) -> None:
-    """Asked for log-probabilities the engine samples on the host, step by step: the same tokens."""
+    """Asked for log-probabilities the engine samples on the host, step by step: the same tokens. The second request
+    comes while the first decodes, so that the first goes from the device to the host and back."""
     ref = reference("qwen2")
     prompts = [ref.prompt([length], seed=7 * length) for length in (4, 11)]
-    answers = []
+    answers: list[list[list[int]]] = []
     for extra in ({}, {"logprobs": 1}):
         subject = engine(ref)
-        for i, prompt in enumerate(prompts):
-            subject.add_request(
-                str(i), prompt, ResolvedSampling(max_tokens=MAX_TOKENS + 4, seed=i + 5, **sampling, **extra)
-            )
-        answers.append([[t for t, _ in tokens] for tokens in drain(subject, len(prompts))])
+        found: list[list[int]] = [[], []]
+        steps = 0
+        while steps < 3 or subject.has_work:
+            if steps in (0, 3):
+                i = steps // 3
+                asked = ResolvedSampling(max_tokens=MAX_TOKENS + 4, seed=i + 5, **sampling, **extra)
+                subject.add_request(str(i), prompts[i], asked)
+            for output in subject.step():
+                found[int(output.request_id)] += output.token_ids
+            steps += 1
+        answers.append(found)
+    assert [len(tokens) for tokens in answers[0]] == [MAX_TOKENS + 4] * 2
     assert answers[0] == answers[1]
