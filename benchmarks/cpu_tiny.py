@@ -88,7 +88,11 @@ def sample_prompts(family: Any) -> list[Prompt]:
 
 
 def native(folder: Path, config: dict[str, Any], kernels: str) -> Generate:
-    engine = NativeEngine(folder, config, EngineConfig(device="cpu", dtype="float32", kernels=kernels))
+    # Rounds repeat the prompts: without the caches of earlier ones, as transformers has none.
+    settings = EngineConfig(
+        device="cpu", dtype="float32", kernels=kernels, enable_prefix_caching=False, encoder_cache_bytes=0
+    )
+    engine = NativeEngine(folder, config, settings)
 
     def generate(prompts: Sequence[Prompt], tokens: int) -> tuple[list[list[int]], list[float]]:
         for i, prompt in enumerate(prompts):
