@@ -103,7 +103,7 @@ def _start(first: BackendResult, second: BackendResult) -> str:
     as_fast = answer <= (ABOUT_EQUAL - 1) * fast.answer_s
     if whole < (ABOUT_EQUAL if as_fast else MUCH) * from_nothing_s(fast) or extra < ABOUT_EQUAL * answer:
         return ""
-    rest = "its answer does not" if as_fast else f"its answer {duration(answer)}"
+    rest = "its answer does not" if as_fast else f"its answer {duration(answer)} longer"
     return (
         f"From nothing to one answer {slow.backend} took {duration(whole)} against {duration(from_nothing_s(fast))}: "
         f"its start takes {duration(extra)} longer, {rest}."

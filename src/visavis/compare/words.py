@@ -77,8 +77,8 @@ def effect(rerun: Rerun) -> str:
     if not rerun.changed:
         return "changed nothing"
     if rerun.same_tokens:
-        return f"the same tokens; the texts are {rerun.edit_distance} characters apart"
-    return f"another answer, which parts at token {rerun.position}; {rerun.edit_distance} characters apart"
+        return f"the same tokens; the texts are {_characters(rerun.edit_distance)} apart"
+    return f"another answer, which parts at token {rerun.position}; {_characters(rerun.edit_distance)} apart"
 
 
 def spelled_as(*backends: BackendResult) -> dict[str, str]:
@@ -142,3 +142,7 @@ def findings(pair: PairResult) -> list[str]:
     if untested and pair.reruns:
         said.append(f"{joined(untested)} not tested: it needs the engine loaded anew, and the rest explains all")
     return said
+
+
+def _characters(count: int) -> str:
+    return "1 character" if count == 1 else f"{count} characters"

@@ -141,7 +141,8 @@ def test_a_start_that_makes_most_of_a_run_is_said_whoever_answers_faster(bench: 
     bench.add("hf", answers=[11, 12], phases={"load": 9.0}, first_token_s=0.5, per_token_s=0.5)
     # 1 + 0.2 + 0.2 s and 9 + 1 + 1 s, warm-up and answer of 2 tokens each
     assert bench.run(batch=False).verdict.endswith(
-        "From nothing to one answer hf took 11.0 s against 1.40 s: its start takes 8.80 s longer, its answer 800 ms."
+        "From nothing to one answer hf took 11.0 s against 1.40 s: its start takes 8.80 s longer, its answer 800 ms "
+        "longer."
     )
 
 
