@@ -144,5 +144,5 @@ def findings(pair: PairResult) -> list[str]:
     return said
 
 
-def _characters(count: int) -> str:
+def _characters(count: int | None) -> str:
     return "1 character" if count == 1 else f"{count} characters"
