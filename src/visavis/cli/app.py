@@ -29,7 +29,7 @@ DESCRIPTION = """\
 One chat, any engine, face to face: vision-language models through interchangeable engines, compared fairly.
 
   visavis compare                              the bundled model on every engine here, 12 sample screens
-  visavis ask "where is the search button?" --image screen.png --draw found.png
+  visavis ask "where is the search button?" -m MODEL --image screen.png --draw found.png
   visavis count --image screen.png             tokens, before any engine starts"""
 
 

@@ -44,7 +44,7 @@ def add_parser(commands: Any) -> Parser:
         description="""\
 Asks one question and writes the answer as it comes; how long each part took goes to stderr.
 
-  visavis ask "where is the search button?" --image screen.png --draw found.png""",
+  visavis ask "where is the search button?" -m MODEL --image screen.png --draw found.png""",
     )
     add_request_options(parser)
     add_model_option(parser)
@@ -215,7 +215,7 @@ def _print_after(output: Output, completion: Completion, load_s: float, tokenize
         f"load {duration(load_s)}",
         f"prepare {duration(times.prepare_s)}",
         f"first token {duration(times.first_token_s)}",
-        f"per token {duration(times.per_token_s)} ({rate(times.decode_tokens_per_s)} tokens/s)",
+        f"per token {duration(times.per_token_s)} (median; {rate(times.decode_tokens_per_s)} tokens/s on average)",
     ]
     if completion.sampling.temperature > 0:
         parts.append(f"seed {completion.sampling.seed}")

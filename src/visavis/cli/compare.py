@@ -47,7 +47,7 @@ Gives several engines the very same prepared prompts, each in a process of its o
 shows how fast each was and whether they generated the same tokens. With no prompts given: the 12 bundled samples.
 
   visavis compare
-  visavis compare --ask "where is the search button?" --image screen.png --backends native,hf
+  visavis compare -m MODEL --ask "where is the search button?" --image screen.png --backends native,hf
   visavis compare --backends native,hf --set hf.special_tokens=all --report r.html
   visavis compare --backends mine=hf,theirs=native --settings two-people.toml
   visavis compare -m model.toml --backends old=vllm,new=vllm --python old=/opt/a/bin/python
