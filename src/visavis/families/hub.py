@@ -128,7 +128,8 @@ def _download(repo_id: str, revision: str | None, patterns: Iterable[str], near:
         raise ModelError(f"{shorten(repo_id)} is neither a folder here nor a hub id: {error}") from None
     except (hub.LocalEntryNotFoundError, hub.OfflineModeIsEnabled) as error:
         raise ModelError(
-            f"{repo_id}: no folder here, not in the cache and the hub cannot be reached: {_why(error)}{near}"
+            f"{repo_id}: no folder here, not in the cache and the hub cannot be reached: {_why(error)}{near}; "
+            "connect once, or give a local folder (count and plan need no weights in it)"
         ) from None
     except (hub.HfHubHTTPError, OSError) as error:
         raise ModelError(f"{repo_id}: the download failed: {_why(error)}; run it again to resume") from None
@@ -180,7 +181,7 @@ def _gguf_hint(path: Path) -> str:
 
 def _why(error: BaseException) -> str:
     first = str(error).strip().splitlines()
-    return first[0][:200] if first else type(error).__name__
+    return first[0].removeprefix("Got: ")[:200] if first else type(error).__name__
 
 
 def _cache_place(path: Path) -> Path:

@@ -137,6 +137,7 @@ def test_a_hub_that_cannot_be_reached_is_told_in_one_line(tmp_path: Path) -> Non
         assert lines[0].startswith(
             "refused: tiny/model: no folder here, not in the cache and the hub cannot be reached"
         )
+        assert lines[0].endswith("connect once, or give a local folder (count and plan need no weights in it)")
 
 
 def test_an_unknown_hub_id_is_told(hub: Any, tmp_path: Path) -> None:
