@@ -18,8 +18,6 @@ from __future__ import annotations
 import argparse
 import itertools
 import json
-import os
-import platform
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -33,6 +31,7 @@ from visavis.engine import EngineConfig, NativeEngine
 from visavis.engine_inputs import for_hf_batch
 from visavis.families import load_family
 from visavis.prompt import Prompt
+from visavis.report.machine import describe
 from visavis.sampling import ResolvedSampling
 
 Generate = Callable[[Sequence[Prompt], int], tuple[list[list[int]], list[float]]]
@@ -51,7 +50,7 @@ def main() -> None:
     }
     contenders |= transformers_variants(folder, family.pad_token_id, compiled=not arguments.no_compile)
     record: dict[str, Any] = {
-        "machine": machine(arguments.threads),
+        "machine": {**describe(), "threads": arguments.threads},
         "model": "tiny-screen, float32",
         "tokens": arguments.tokens,
         "prompt_tokens": [len(p) for p in prompts],
@@ -194,26 +193,6 @@ def speed(rounds: list[list[float]], batch: int, tokens: int) -> dict[str, Any]:
         "first_token_ms": round(statistics.median(firsts) * 1e3, 1),
         "first_token_ms_quiet": round(min(firsts) * 1e3, 1),
         "step_ms": round(statistics.median(steps) * 1e3, 3),
-    }
-
-
-def machine(threads: int) -> dict[str, Any]:
-    import transformers
-
-    cpu = platform.processor() or platform.machine()
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        cpu = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        pass
-    return {
-        "cpu": cpu,
-        "cores": os.cpu_count(),
-        "threads": threads,
-        "load_at_start": round(os.getloadavg()[0], 2),
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "transformers": transformers.__version__,
     }
 
 

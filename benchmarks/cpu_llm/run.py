@@ -18,13 +18,14 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import platform
 import random
 import statistics
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
+
+from visavis.report.machine import describe
 
 HERE = Path(__file__).parent
 CONTENDERS = {  # name: engine, dtype, model variant (None: the Hugging Face folder)
@@ -107,7 +108,9 @@ def main() -> None:
         "together": (arguments.batch, SHORT, arguments.tokens),
     }
     seconds: dict[str, dict[str, list[float]]] = {}
-    record: dict[str, Any] = {"machine": machine(arguments), "engines": {}, "failed": {}}
+    settings = {"model": arguments.model.name}
+    settings |= {name: getattr(arguments, name) for name in ("threads", "tokens", "batch", "rounds", "seed")}
+    record: dict[str, Any] = {"machine": describe(), "settings": settings, "engines": {}, "failed": {}}
     engines: dict[str, Engine] = {}
     for name in chosen:
         try:
@@ -156,26 +159,6 @@ def figures(seconds: dict[str, list[float]], arguments: argparse.Namespace) -> d
     return result
 
 
-def machine(arguments: argparse.Namespace) -> dict[str, Any]:
-    cpu = platform.processor() or platform.machine()
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        cpu = next(line.split(":", 1)[1].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        pass
-    return {
-        "cpu": cpu,
-        "cores": os.cpu_count(),
-        "threads": arguments.threads,
-        "load_at_start": round(os.getloadavg()[0], 2),
-        "python": platform.python_version(),
-        "model": arguments.model.name,
-        "tokens": arguments.tokens,
-        "batch": arguments.batch,
-        "rounds": arguments.rounds,
-    }
-
-
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="Hugging Face folder of the model")
@@ -193,7 +176,7 @@ def parse() -> argparse.Namespace:
 
 
 def report(record: dict[str, Any]) -> None:
-    batch = record["machine"]["batch"]
+    batch = record["settings"]["batch"]
     columns = ["first_token_49_ms", "first_token_1000_ms", "decode_1", f"decode_{batch}", "whole_1", f"whole_{batch}"]
     print(f"{'':26}" + "".join(f"{c.replace('_', ' '):>22}" for c in columns))
     for name, row in record["engines"].items():

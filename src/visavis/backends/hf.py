@@ -33,8 +33,9 @@ OPTIONS = frozenset(
 EXTRA = frozenset({"attn_implementation", "cache_implementation", "device_map", "max_memory", "offload_folder"})
 DEFAULT_MAX_NUM_SEQS = 64
 SHORT_ANSWER = 256
-"""Tokens. A static cache is computed over from its first to its last place, however few are filled: on a CPU it is the
-faster one (1.3 times for one request, 1.5 times for twelve) as long as the room for answers is small."""
+"""Tokens. A static cache is computed over from its first to its last place, however few are filled. As long as the room
+for answers is small, it is the faster one for a batch on a CPU (1.4 times with twelve requests; alone both are alike:
+benchmarks/results/cpu_tiny.json)."""
 
 
 class HuggingFaceModel(ModelInterface):

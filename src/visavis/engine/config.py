@@ -26,8 +26,8 @@ CPU_MEMORY_SHARE = 0.25
 """Of the memory free at start, the most the KV cache takes on a CPU when no budget is given."""
 GPU_MEMORY_SHARE = 0.95
 """Of the memory free after the weights, what KV cache and largest step share on a GPU when no budget is given."""
-GPU_PATCHES_A_PASS = 16384
-"""What a step of a vision tower is reckoned with; see `engine/encoder.py`."""
+MAX_PATCHES_PER_PASS = 16384
+"""Bounds the vision tower's activations; a single larger item still goes through in one pass."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,7 @@ class EngineConfig:
     threads: int | None = None  # CPU threads, for the whole process (torch has one pool)
     enable_prefix_caching: bool = True  # beginnings computed before are read from the KV cache
     encoder_cache_bytes: int = DEFAULT_ENCODER_CACHE_BYTES  # outputs of the vision tower kept for later; 0: none
-    quantization: str | None = None  # int8: the decoder's matrices, one scale a row, made at load (CPU)
+    quantization: str | None = None  # int8: the decoder's matrices, embedding and head, made at load (CPU)
     kernels: str = "auto"  # auto, torch (the plain reference), or compiled (an error where that cannot be had)
     enforce_eager: bool = False  # no CUDA graphs: each kernel of a decode step is launched by itself
 
@@ -129,7 +129,7 @@ class EngineSettings:
         logits = self.max_num_seqs * model.vocab_size * (2 * 4 + item)
         tower = model.vision
         patch = 0 if tower is None else item * (2 * tower.intermediate_size + 8 * tower.hidden_size)
-        return self.max_num_batched_tokens * token + logits + GPU_PATCHES_A_PASS * patch
+        return self.max_num_batched_tokens * token + logits + MAX_PATCHES_PER_PASS * patch
 
     def block_bytes(self, model: ModelConfig) -> int:
         return model.kv_values_per_token * self.dtype.itemsize * self.block_size
@@ -152,11 +152,12 @@ class EngineSettings:
         if self.num_blocks is not None:
             blocks = self.num_blocks
         else:
-            if self.device.type == "cuda":
+            if self.kv_cache_bytes is not None:
+                budget = self.kv_cache_bytes
+            elif self.device.type == "cuda":
                 budget = max(int(there * GPU_MEMORY_SHARE) - self.step_bytes(model), 0)
             else:
                 budget = int(there * CPU_MEMORY_SHARE)
-            budget = self.kv_cache_bytes if self.kv_cache_bytes is not None else budget
             blocks = min(budget // per_block, per_request * self.max_num_seqs)
         if blocks < 1:
             raise OptionError(f"the KV cache has no room for one block: {per_block} bytes are needed; raise the budget")

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 
 from visavis.engine.block_hash import media_key
+from visavis.engine.config import MAX_PATCHES_PER_PASS
 from visavis.engine.encoder_cache import EncoderCache
 from visavis.engine.models.vision import VisionOutput, VisionTower
 from visavis.engine.models.vision_layout import Grid
@@ -19,8 +20,6 @@ from visavis.patches import patchify
 
 __all__ = ["Chunk", "VisionEncoder", "VisualRows"]
 
-MAX_PATCHES_PER_PASS = 16384
-"""Bounds the tower's activations; a single larger item still goes through in one pass."""
 MAX_BYTES_AHEAD = 512 << 20
 """Of patches made before their turn: eleven screens of 1920×1080 at 48 MB."""
 
@@ -90,7 +89,7 @@ class VisionEncoder:
             self._take_patches(seq, number)
 
     def needs_patches(self, seq: Sequence) -> bool:
-        """Whether `make_patches` has something to do. On a GPU never: pixels are sent there before they are patches."""
+        """Whether `make_patches` has something to do. A GPU makes them itself, from a quarter of the bytes."""
         return self.tower.device.type == "cpu" and any(
             self._key(seq, number) not in self.cache for number in range(len(seq.prompt.media))
         )
@@ -99,8 +98,8 @@ class VisionEncoder:
         """Makes what the tower will take of a request's items, outside the step that needs it. Any thread may call
         this. As long as `MAX_BYTES_AHEAD` are waiting, the rest is left to that step."""
         rule = seq.prompt.patch_rule
-        if rule is None or self.tower.device.type == "cuda" or not self.needs_patches(seq):
-            return  # a GPU makes them itself, from a quarter of the bytes
+        if rule is None or not self.needs_patches(seq):
+            return
         for number, item in enumerate(seq.prompt.media):
             if self._key(seq, number) in self.cache:
                 continue

@@ -35,7 +35,8 @@ class CpuKernels(TorchKernels):
         num_layers: int,
         quantization: str | None = None,
     ) -> None:
-        """`quantization` "int8": the decoder's matrices become int8, one scale a row, once they are loaded."""
+        """`quantization` "int8": the decoder's matrices, embedding and head become int8, one scale a row, once they are
+        loaded; the vision tower keeps `dtype`."""
         super().__init__(device, dtype)
         self.description = description
         self.quantization = quantization
@@ -52,11 +53,9 @@ class CpuKernels(TorchKernels):
     def empty(self, *shape: int) -> torch.Tensor:
         if len(shape) != 2:
             return super().empty(*shape)
-        rows = (padded(shape[0]), shape[1])
-        # What is quantised later is freed then, which memory of the arena cannot be.
-        if self.quantization is not None:
-            return torch.empty(shape, dtype=self.dtype)
-        whole = self.arena.empty(rows, self.dtype)
+        if self.quantization is not None:  # freed when it is packed anew, which memory of the arena cannot be
+            return super().empty(*shape)
+        whole = self.arena.empty((padded(shape[0]), shape[1]), self.dtype)
         self._in_arena.add(whole.data_ptr())
         return whole[: shape[0]]
 
@@ -81,11 +80,10 @@ class CpuKernels(TorchKernels):
         for linear in self._linears:
             linear.packed = self._pack(linear.weight, linear.bias, quantised=id(linear) in quantised)
             linear.weight = linear.weight.new_empty(0)
-        same = model.lm_head is model.embedding
-        model.embedding = self._pack(model.embedding, None, quantised=self.quantization is not None)
-        model.lm_head = (
-            model.embedding if same else self._pack(model.lm_head, None, quantised=self.quantization is not None)
-        )
+        tied = model.lm_head is model.embedding
+        quantise = self.quantization is not None
+        model.embedding = self._pack(model.embedding, None, quantised=quantise)
+        model.lm_head = model.embedding if tied else self._pack(model.lm_head, None, quantised=quantise)
 
     def _pack(self, rows: torch.Tensor, bias: torch.Tensor | None, *, quantised: bool) -> PackedWeight:
         if quantised:

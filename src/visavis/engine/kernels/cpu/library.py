@@ -91,7 +91,7 @@ def library() -> ctypes.CDLL:
         raise BuildError(f"{path} cannot be loaded: {error}; remove it to have it built anew") from None
     sizes = [made.visavis_sizes(i) for i in range(3)]
     if sizes != [ctypes.sizeof(s) for s in (ModelStruct, LayerStruct, LinearStruct)]:
-        raise BuildError(f"{path} lays its structures out otherwise: {sizes}")
+        raise BuildError(f"{path} lays its structures out otherwise: {sizes}; remove it to have it built anew")
     return made
 
 

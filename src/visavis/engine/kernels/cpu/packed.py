@@ -91,8 +91,8 @@ class PackedWeight:
 
 
 class PackedLinear:
-    """`weight` is where a checkpoint is copied into, row-major; `pack` then turns it into panels and it must not be
-    read any more."""
+    """`weight` is where a checkpoint is copied into, row-major; `CpuKernels.weights_loaded` then makes `packed` of it,
+    and it must not be read any more."""
 
     def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, workers: Workers) -> None:
         self.weight = weight

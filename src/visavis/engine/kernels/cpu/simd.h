@@ -19,7 +19,6 @@ constexpr int LANES = 4;
 typedef float vfloat __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 typedef uint32_t vuint __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
 typedef int32_t vint __attribute__((vector_size(LANES * 4), aligned(4), may_alias));
-typedef int8_t vbyte __attribute__((vector_size(LANES), aligned(1), may_alias));
 
 enum DType : int32_t { F32 = 0, BF16 = 1, INT8 = 2 };
 constexpr int bytes_of(int dtype) { return dtype == F32 ? 4 : dtype == BF16 ? 2 : 1; }

@@ -8,10 +8,9 @@ import triton
 import triton.language as tl
 
 from visavis.engine.kernels.triton.overlap import begin_overlap, wait_for_input
+from visavis.engine.kernels.triton.softmax import LOG2E, accumulate
 
 __all__ = ["decode_attention_kernel"]
-
-LOG2E = tl.constexpr(1.4426950408889634)
 
 
 @triton.jit
@@ -52,12 +51,7 @@ def _attend(q_low, q_high, k_low, k_high, v, live, acc, top, total, scale, PRECI
     score = tl.dot(q_low, k_low, input_precision=PRECISION)
     score = tl.dot(q_high, k_high, score, input_precision=PRECISION)
     score = tl.where(live[None, :], score * (scale * LOG2E), float("-inf"))
-    higher = tl.maximum(top, tl.max(score, 1))
-    weight = tl.exp2(score - higher[:, None])
-    shrink = tl.exp2(top - higher)
-    total = total * shrink + tl.sum(weight, 1)
-    acc = tl.dot(weight.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
-    return acc, higher, total
+    return accumulate(score, v, acc, top, total, PRECISION)
 
 
 @triton.jit

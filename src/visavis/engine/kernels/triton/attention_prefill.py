@@ -6,9 +6,9 @@ One launch for all chunks of a step, whatever their lengths: FlashAttention-2 (a
 import triton
 import triton.language as tl
 
-__all__ = ["prefill_attention_kernel"]
+from visavis.engine.kernels.triton.softmax import LOG2E, accumulate
 
-LOG2E = tl.constexpr(1.4426950408889634)
+__all__ = ["prefill_attention_kernel"]
 
 
 @triton.jit
@@ -31,12 +31,7 @@ def _tile(
     score = tl.dot(q, k, input_precision=PRECISION) * (scale * LOG2E)
     if MASKED:
         score = tl.where(token[None, :] <= (first + rows)[:, None], score, float("-inf"))
-    higher = tl.maximum(top, tl.max(score, 1))
-    weight = tl.exp2(score - higher[:, None])
-    shrink = tl.exp2(top - higher)
-    total = total * shrink + tl.sum(weight, 1)
-    acc = tl.dot(weight.to(v.dtype), v, acc * shrink[:, None], input_precision=PRECISION)
-    return acc, higher, total
+    return accumulate(score, v, acc, top, total, PRECISION)
 
 
 @triton.jit
