@@ -21,7 +21,7 @@ from PIL import Image
 
 from training import tokenizer as bpe
 from training.browser import load_pages
-from training.config import AFTER_IMAGE, ASSETS, CELL, HEAD, MEAN, PATCH, RESULTS, STD, TURN
+from training.config import AFTER_IMAGE, ASSETS, CELL, HEAD, MEAN, PATCH, RESULTS, SAMPLES, STD, TURN
 from training.questions import ground, read
 from training.screen import Screen, generate
 
@@ -197,6 +197,30 @@ def run(answerer: Answerer, items: list[Case], batch: int) -> None:
             case.answer = answer
 
 
+def samples() -> list[Case]:
+    """The 12 screens that are shipped."""
+    out = []
+    for entry in json.loads((SAMPLES / "samples.json").read_text())["samples"]:
+        picture, text = entry["messages"][0]["content"]
+        image = Image.open(SAMPLES / picture["image"]).convert("RGB")
+        expected = entry["expected"]
+        box = tuple(expected["box"] or (0, 0, 0, 0))
+        out.append(Case(image, entry["task"], text["text"], expected["text"], box, 0, "sample"))
+    return out
+
+
+def agreement(folder: Path, device: str, items: list[Case]) -> list[bool]:
+    """Whether the greedy answer is the same in bf16 and float32, each question asked alone."""
+    answers = [
+        [answerer([case])[0] for case in items]
+        for answerer in (Answerer(folder, device, dtype) for dtype in (torch.bfloat16, torch.float32))
+    ]
+    for case, half, full in zip(items, *answers, strict=True):
+        if half != full:
+            print(f"DIFFERS {case.task} {case.image.size} | {case.truth} | bf16 {half} | float32 {full}")
+    return [half == full for half, full in zip(*answers, strict=True)]
+
+
 def main() -> None:
     p = argparse.ArgumentParser(description=__doc__)
     p.add_argument("--folder", type=Path, default=ASSETS)
@@ -206,7 +230,14 @@ def main() -> None:
     p.add_argument("--dtype", default="bfloat16")
     p.add_argument("--out", type=Path, default=RESULTS / "evaluation.json")
     p.add_argument("--misses", type=int, default=0, help="print so many wrong answers of each task")
+    p.add_argument("--agree", type=int, metavar="N", help="only: bf16 against float32 on the samples and N other boxes")
     o = p.parse_args()
+    if o.agree is not None:
+        boxes = [case for case in cases(o.agree) if case.task == "ground"]
+        for name, items in (("samples", samples()), ("other grounding questions", boxes)):
+            same = agreement(o.folder, o.device, items)
+            print(f"the same in bf16 and float32: {sum(same)} of {len(same)} {name}")
+        return
     began = time.time()
     answerer = Answerer(o.folder, o.device, getattr(torch, o.dtype))
     drawn = cases(o.screens)

@@ -77,7 +77,7 @@ BY_KIND: dict[str, tuple[str, ...]] = {
 
 
 # Answers' coordinates are multiples of this many thousandths: finer digits would be guesses among near equals.
-LATTICE = 5
+LATTICE = 10
 
 
 @dataclass(frozen=True, slots=True)

@@ -112,6 +112,8 @@ def main() -> None:
     settings |= {name: getattr(arguments, name) for name in ("threads", "tokens", "batch", "rounds", "seed")}
     record: dict[str, Any] = {"machine": describe(), "settings": settings, "engines": {}, "failed": {}}
     engines: dict[str, Engine] = {}
+    if arguments.logs:
+        arguments.logs.mkdir(parents=True, exist_ok=True)
     for name in chosen:
         try:
             engines[name] = engine = Engine(name, arguments, pythons)
@@ -170,7 +172,7 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--batch", type=int, default=16)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--logs", type=Path, help="an existing folder for what the engines print")
+    parser.add_argument("--logs", type=Path, help="folder for what the engines print")
     parser.add_argument("--out", type=Path)
     return parser.parse_args()
 
