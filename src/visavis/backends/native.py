@@ -86,7 +86,7 @@ class NativeModel(ModelInterface):
         if dtype == "float16" and folder.dtype == "bfloat16":
             marks = ("float16 for a bfloat16 checkpoint: its activations may overflow to infinity and NaN",)
             warnings.warn(f"native: {marks[0]}; use bfloat16 or float32 unless the card has neither", stacklevel=2)
-        if settings.quantization is not None:
+        if settings.scheme is not None and not settings.scheme.is_checkpoint:
             marks += (f"{settings.quantization} weights, made at load",)
         return LoadInfo(
             backend=self.name,

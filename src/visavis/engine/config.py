@@ -8,6 +8,7 @@ import torch
 
 from visavis.engine.machine import available_memory
 from visavis.engine.model_config import ModelConfig
+from visavis.engine.quantization.scheme import AT_LOAD, CHECKPOINTS, Scheme
 from visavis.errors import OptionError, shorten
 
 __all__ = ["EngineConfig", "EngineSettings"]
@@ -15,7 +16,6 @@ __all__ = ["EngineConfig", "EngineSettings"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 KERNELS = ("auto", "torch", "compiled")
-QUANTIZATIONS = ("int8",)
 DEFAULT_MAX_NUM_SEQS = 64
 DEFAULT_MAX_NUM_BATCHED_TOKENS = 4096
 GPU_FACTOR = 4
@@ -45,7 +45,7 @@ class EngineConfig:
     threads: int | None = None  # CPU threads, for the whole process (torch has one pool)
     enable_prefix_caching: bool = True  # beginnings computed before are read from the KV cache
     encoder_cache_bytes: int = DEFAULT_ENCODER_CACHE_BYTES  # outputs of the vision tower kept for later; 0: none
-    quantization: str | None = None  # int8: the decoder's matrices, embedding and head, made at load (CPU)
+    quantization: str | None = None  # int8 and int4 are made at load; awq and gptq are what a checkpoint has, or not
     kernels: str = "auto"  # auto, torch (the plain reference), or compiled (an error where that cannot be had)
     enforce_eager: bool = False  # no CUDA graphs: each kernel of a decode step is launched by itself
 
@@ -60,11 +60,6 @@ class EngineConfig:
         _check_positive("encoder_cache_bytes", self.encoder_cache_bytes, least=0)
         _check_bool("enable_prefix_caching", self.enable_prefix_caching)
         _check_bool("enforce_eager", self.enforce_eager)
-        if self.quantization is not None and self.quantization not in QUANTIZATIONS:
-            raise OptionError(
-                f"quantization {shorten(self.quantization)} is not known to the native engine; "
-                f"it makes {', '.join(QUANTIZATIONS)} at load"
-            )
         if self.num_blocks is not None and self.kv_cache_bytes is not None:
             raise OptionError("num_blocks and kv_cache_bytes both size the KV cache; give one of them")
         device = _device(self.device)
@@ -95,7 +90,7 @@ class EngineConfig:
             threads=self.threads,
             enable_prefix_caching=self.enable_prefix_caching,
             encoder_cache_bytes=self.encoder_cache_bytes,
-            quantization=self.quantization,
+            scheme=_scheme(self.quantization, model.quantization),
             kernels=self.kernels,
             enforce_eager=self.enforce_eager,
         )
@@ -117,9 +112,13 @@ class EngineSettings:
     threads: int | None
     enable_prefix_caching: bool
     encoder_cache_bytes: int
-    quantization: str | None
+    scheme: Scheme | None  # what the decoder's matrices are in; None: `dtype`
     kernels: str
     enforce_eager: bool
+
+    @property
+    def quantization(self) -> str | None:
+        return None if self.scheme is None else self.scheme.method
 
     def step_bytes(self, model: ModelConfig) -> int:
         """About what the largest step takes on a GPU beside weights and cache: its activations, and logits twice."""
@@ -207,6 +206,26 @@ def _dtype(name: str, device: torch.device, model: ModelConfig) -> torch.dtype:
     if name not in DTYPES:
         raise OptionError(f"dtype {shorten(name)} is not known; give auto, {', '.join(DTYPES)}")
     return DTYPES[name]
+
+
+def _scheme(asked: str | None, stored: Scheme | None) -> Scheme | None:
+    if asked is None:
+        return stored
+    if asked not in (*AT_LOAD, *CHECKPOINTS):
+        raise OptionError(
+            f"quantization {shorten(asked)} is not known to the native engine; it makes {' and '.join(AT_LOAD)} at "
+            f"load and reads {' and '.join(CHECKPOINTS)} checkpoints"
+        )
+    if stored is not None:
+        if asked != stored.method:
+            raise OptionError(f"quantization {asked} was asked for and the checkpoint is {stored.method}: leave it out")
+        return stored
+    if asked in CHECKPOINTS:
+        raise OptionError(
+            f"quantization {asked} was asked for and the checkpoint's config.json declares none: name an {asked} "
+            f"checkpoint, or let the engine make {' or '.join(AT_LOAD)} weights"
+        )
+    return Scheme.at_load(asked)
 
 
 def _free_memory(device: torch.device) -> int:

@@ -6,7 +6,7 @@ import itertools
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +18,7 @@ from visavis.engine.config import EngineConfig
 from visavis.engine.encoder import VisionEncoder
 from visavis.engine.kernels.choose import choose_kernels
 from visavis.engine.kv_cache import KVCache
-from visavis.engine.loader import load_weights
+from visavis.engine.loader import load_weights, tensor_names
 from visavis.engine.machine import usable_cores
 from visavis.engine.model_config import ModelConfig
 from visavis.engine.models.decoder import Decoder
@@ -88,6 +88,10 @@ class NativeEngine:
         device, dtype = self.settings.device, self.settings.dtype
         with torch.inference_mode():
             report("compile", time.perf_counter() - begin)
+            if self.settings.scheme is not None and self.settings.scheme.is_checkpoint:
+                self.settings = replace(
+                    self.settings, scheme=self.settings.scheme.found_in(tensor_names(Path(model_path)))
+                )
             kernels = choose_kernels(self.model_config, self.settings)
             self.kernels = kernels.description
             self.compile_s = time.perf_counter() - begin

@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
 
 import torch
 from safetensors import SafetensorError, safe_open
 
+from visavis.engine.quantization.places import Place
 from visavis.errors import ModelError, shorten
 from visavis.weight_files import instead_of_data, shards_of
 
-__all__ = ["canonical_name", "load_weights"]
+__all__ = ["canonical_name", "load_weights", "tensor_names"]
 
 INDEX_FILE = "model.safetensors.index.json"
 SINGLE_FILE = "model.safetensors"
@@ -43,9 +45,19 @@ def canonical_name(name: str) -> str | None:
     return name
 
 
-def load_weights(folder: Path, destinations: Mapping[str, torch.Tensor], *, tied: bool) -> torch.Tensor | None:
-    """Copies every tensor of the folder's checkpoint to its place in `destinations` (canonical name → memory),
-    converting to its dtype.
+def tensor_names(folder: Path) -> frozenset[str]:
+    """Canonical names of what the folder's checkpoint has; no tensor is read. Files that cannot be read are left to
+    `load_weights`, which says so."""
+    names: set[str] = set()
+    for file in _files(folder):
+        with suppress(SafetensorError), safe_open(file, framework="pt") as checkpoint:
+            names |= {key for name in checkpoint.keys() if (key := canonical_name(name)) is not None}  # noqa: SIM118
+    return frozenset(names)
+
+
+def load_weights(folder: Path, destinations: Mapping[str, Place], *, tied: bool) -> torch.Tensor | None:
+    """Copies every tensor of the folder's checkpoint to its place in `destinations` (canonical name → memory, or what
+    makes codes of it), converting to its dtype.
 
     With a `tied` head, one that is stored all the same and differs from the embedding is returned: as in
     transformers, the checkpoint is then right and the config is not. Raises ModelError naming missing, unexpected,
@@ -65,7 +77,7 @@ def load_weights(folder: Path, destinations: Mapping[str, torch.Tensor], *, tied
             unexpected.append(name)
             continue
         place = destinations[key]
-        if tensor.shape != place.shape:
+        if tuple(tensor.shape) != tuple(place.shape):
             raise ModelError(
                 f"{folder.name}: tensor {name} has shape {tuple(tensor.shape)} and config.json asks for "
                 f"{tuple(place.shape)}"
@@ -77,6 +89,7 @@ def load_weights(folder: Path, destinations: Mapping[str, torch.Tensor], *, tied
             more = f" and {len(names) - MAX_NAMES_SHOWN} more" if len(names) > MAX_NAMES_SHOWN else ""
             raise ModelError(f"{folder.name}: the checkpoint {what} {', '.join(names[:MAX_NAMES_SHOWN])}{more}")
     embedding = destinations["embed_tokens.weight"]
+    assert isinstance(embedding, torch.Tensor)
     if stored_head is None or torch.equal(stored_head.to(embedding), embedding):
         return None
     return stored_head.to(embedding)

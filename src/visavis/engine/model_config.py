@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from visavis.engine.quantization.scheme import Scheme
 from visavis.errors import ModelError, shorten
 
 __all__ = ["Llama3Scaling", "ModelConfig", "RopeConfig", "VisionConfig"]
@@ -96,6 +97,7 @@ class ModelConfig:
     tie_word_embeddings: bool
     checkpoint_dtype: str | None
     vision: VisionConfig | None = None
+    quantization: Scheme | None = None  # of the decoder's matrices as the checkpoint has them
 
     @property
     def kv_values_per_token(self) -> int:
@@ -147,6 +149,7 @@ class ModelConfig:
             tie_word_embeddings=bool(config.get("tie_word_embeddings", text.get("tie_word_embeddings", False))),
             checkpoint_dtype=_first(config, text, "dtype", "torch_dtype"),
             vision=_vision(kind, config["vision_config"], hidden_size) if kind.endswith("_vl") else None,
+            quantization=Scheme.from_config(config.get("quantization_config") or text.get("quantization_config")),
         )
 
 
@@ -163,10 +166,6 @@ def _architecture(config: Mapping[str, Any]) -> str:
 
 
 def _refuse_unsupported(config: Mapping[str, Any], text: Mapping[str, Any]) -> None:
-    quantization = config.get("quantization_config") or text.get("quantization_config")
-    if quantization:
-        method = shorten(quantization.get("quant_method", "unnamed") if isinstance(quantization, Mapping) else "?")
-        raise ModelError(f"quantized weights ({method}) are not supported by the native engine; try --backend hf")
     layer_types = text.get("layer_types")
     if layer_types is not None:
         for name in layer_types:

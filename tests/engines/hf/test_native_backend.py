@@ -61,7 +61,8 @@ def test_what_was_loaded_is_told(folder: Folder) -> None:
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"quantization": "awq"}, "quantization .awq. is not known to the native engine; it makes int8"),
+        ({"quantization": "fp8"}, "quantization .fp8. is not known to the native engine; it makes int8 and int4"),
+        ({"quantization": "awq"}, "quantization awq was asked for and the checkpoint's config.json declares none"),
         ({"gpu_memory_utilization": 0.5}, "native has no gpu_memory_utilization"),
         ({"device": "mps"}, "mps"),
         ({"extra": {"blocksize": 8}}, "did you mean native.block_size"),

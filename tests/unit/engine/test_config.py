@@ -82,7 +82,11 @@ def test_kv_bytes_of_a_token_match_the_arithmetic() -> None:
     [
         ({"architectures": ["GPTNeoXForCausalLM"]}, "GPTNeoXForCausalLM"),
         ({"architectures": [], "model_type": "mamba"}, "mamba"),
-        ({"quantization_config": {"quant_method": "awq"}}, "awq"),
+        ({"quantization_config": {"quant_method": "bitsandbytes"}}, "bitsandbytes"),
+        ({"quantization_config": {"quant_method": "awq", "bits": 3}}, "awq of 3 bits"),
+        ({"quantization_config": {"quant_method": "awq", "version": "gemv"}}, "awq version .gemv."),
+        ({"quantization_config": {"quant_method": "gptq", "bits": 4, "group_size": 48}}, "groups of 48"),
+        ({"quantization_config": {"quant_method": "gptq", "checkpoint_format": "marlin"}}, "marlin"),
         ({"layer_types": ["full_attention", "sliding_attention"]}, "sliding_attention"),
         ({"use_sliding_window": True, "sliding_window": 128, "max_window_layers": 1}, "sliding-window"),
         ({"rope_scaling": {"rope_type": "yarn", "factor": 4.0}}, "yarn"),

@@ -14,6 +14,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 
 from visavis.engine.kv_cache import KVCache
+from visavis.engine.quantization.linear import QuantizedLinear
+from visavis.engine.quantization.scheme import Scheme
+from visavis.engine.quantization.weight import QuantizedWeight
 
 if TYPE_CHECKING:
     from visavis.engine.kernels.cuda.ahead import AheadDecoder
@@ -33,7 +36,7 @@ class Rotation(NamedTuple):
 class Linear(Protocol):
     """A product with a weight of its own, in whatever layout is fastest."""
 
-    weight: torch.Tensor  # (out, in) view that a checkpoint is copied into
+    weight: Any  # (out, in): a tensor that a checkpoint is copied into, or a QuantizedWeight
     bias: torch.Tensor | None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
@@ -100,6 +103,12 @@ class Kernels(ABC):
     dtype: torch.dtype
     description: str  # for people: which kernels, and why not others
     rotates_in_float32 = False  # whatever the dtype of what `rotate_` is given
+    scheme: Scheme | None = None  # what the decoder's matrices are in; None: `dtype`
+
+    def quantize(self, scheme: Scheme) -> None:
+        """Told before the first matrix is made: what the decoder's are to be in."""
+        self.scheme = scheme
+        self.description += f", {scheme.method} weights"
 
     def empty(self, *shape: int) -> torch.Tensor:
         """Memory for a weight, where and as this device reads it best."""
@@ -135,6 +144,21 @@ class Kernels(ABC):
 
     @abstractmethod
     def linear(self, in_features: int, out_features: int, *, bias: bool) -> Linear: ...
+
+    def decoder_linear(self, names: Sequence[str], in_features: int, out_features: int, *, bias: bool) -> Linear:
+        """A matrix of the decoder, made of the checkpoint's `names` one above the other: in codes where `scheme` has
+        all of them so, else dense."""
+        scheme = self.scheme
+        if scheme is None or (scheme.is_checkpoint and not all(scheme.is_stored(name) for name in names)):
+            return self.linear(in_features, out_features, bias=bias)
+        weight = QuantizedWeight.empty(
+            out_features, in_features, bits=scheme.bits, group=scheme.group_of(in_features),
+            scale_dtype=scheme.scale_dtype, device=self.device,
+        )  # fmt: skip
+        return self.quantized_linear(weight, self.empty(out_features) if bias else None)
+
+    def quantized_linear(self, weight: QuantizedWeight, bias: torch.Tensor | None) -> Linear:
+        return QuantizedLinear(weight, bias)
 
     @abstractmethod
     def rms_norm(self, size: int, eps: float) -> Norm: ...

@@ -18,26 +18,27 @@ def choose_kernels(config: ModelConfig, settings: EngineSettings) -> Kernels:
     in `description`. On a CPU the first time on a machine compiles for some seconds; on a GPU Triton compiles each
     kernel when it is first used.
 
-    Raises OptionError when compiled ones are asked for, or needed for a quantization, and cannot be had.
+    Raises OptionError when compiled ones are asked for and cannot be had.
     """
-    device, dtype, quantization = settings.device, settings.dtype, settings.quantization
+    device, dtype, scheme = settings.device, settings.dtype, settings.scheme
     reason = "plain torch was asked for" if settings.kernels == "torch" else _why_not_compiled(config, device, dtype)
-    if quantization is not None and (reason is not None or device.type != "cpu"):
-        why = reason or f"the device is {device}"
-        raise OptionError(f"quantization {quantization} needs the compiled CPU kernels, which cannot be had: {why}")
+    kernels: Kernels
     if reason is None and device.type == "cuda":
         from visavis.engine.kernels.cuda.kernels import CudaKernels
 
         description = "Triton, no CUDA graphs" if settings.enforce_eager else "Triton, CUDA graphs"
-        return CudaKernels(device, dtype, description, graphs=not settings.enforce_eager)
-    if reason is None:
+        kernels = CudaKernels(device, dtype, description, graphs=not settings.enforce_eager)
+    elif reason is None:
         from visavis.engine.kernels.cpu.kernels import CpuKernels
 
-        description = "compiled for this processor" + (f", {quantization} weights" if quantization else "")
-        return CpuKernels(device, dtype, description, config.num_layers, quantization)
-    if settings.kernels == "compiled":
+        kernels = CpuKernels(device, dtype, "compiled for this processor", config.num_layers)
+    elif settings.kernels == "compiled":
         raise OptionError(f"kernels compiled cannot be had: {reason}; leave it out for plain torch")
-    return TorchKernels(device, dtype, "torch" if settings.kernels == "torch" else f"torch ({reason})")
+    else:
+        kernels = TorchKernels(device, dtype, "torch" if settings.kernels == "torch" else f"torch ({reason})")
+    if scheme is not None:
+        kernels.quantize(scheme)
+    return kernels
 
 
 def _why_not_compiled(config: ModelConfig, device: torch.device, dtype: torch.dtype) -> str | None:

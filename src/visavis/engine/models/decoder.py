@@ -5,15 +5,20 @@ Plain objects instead of `nn.Module`: nothing here trains, and a module call cos
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-from visavis.engine.kernels.base import Kernels, Rotation
+from visavis.engine.kernels.base import Kernels, Linear, Rotation
 from visavis.engine.model_config import ModelConfig
+from visavis.engine.quantization.places import Places, matrix_places
 
 __all__ = ["Decoder", "DecoderLayer"]
+
+QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+OUTPUT = ("self_attn.o_proj",)
+GATE_UP = ("mlp.gate_proj", "mlp.up_proj")
+DOWN = ("mlp.down_proj",)
 
 
 class DecoderLayer:
@@ -27,16 +32,22 @@ class DecoderLayer:
         self.head_dim = c.head_dim
         total = c.num_heads + 2 * c.num_kv_heads
         self.input_norm = kernels.rms_norm(c.hidden_size, c.rms_norm_eps)
-        self.qkv = kernels.linear(c.hidden_size, total * c.head_dim, bias=c.qkv_bias)
+        self.qkv = self._linear(QKV, c.hidden_size, total * c.head_dim, bias=c.qkv_bias)
         self.qk_norm = (
             (kernels.rms_norm(c.head_dim, c.rms_norm_eps), kernels.rms_norm(c.head_dim, c.rms_norm_eps))
             if c.qk_norm
             else None
         )
-        self.output = kernels.linear(c.num_heads * c.head_dim, c.hidden_size, bias=c.output_bias)
+        self.output = self._linear(OUTPUT, c.num_heads * c.head_dim, c.hidden_size, bias=c.output_bias)
         self.mlp_norm = kernels.rms_norm(c.hidden_size, c.rms_norm_eps)
-        self.gate_up = kernels.linear(c.hidden_size, 2 * c.intermediate_size, bias=c.mlp_bias)
-        self.down = kernels.linear(c.intermediate_size, c.hidden_size, bias=c.mlp_bias)
+        self.gate_up = self._linear(GATE_UP, c.hidden_size, 2 * c.intermediate_size, bias=c.mlp_bias)
+        self.down = self._linear(DOWN, c.intermediate_size, c.hidden_size, bias=c.mlp_bias)
+
+    def _linear(self, names: tuple[str, ...], in_features: int, out_features: int, *, bias: bool) -> Linear:
+        return self.kernels.decoder_linear(self._named(names), in_features, out_features, bias=bias)
+
+    def _named(self, names: tuple[str, ...]) -> list[str]:
+        return [f"layers.{self.index}.{name}" for name in names]
 
     def __call__(self, x: torch.Tensor, rotation: Rotation, plan: Any) -> torch.Tensor:
         """x: (n, hidden) → (n, hidden)."""
@@ -55,24 +66,21 @@ class DecoderLayer:
         queries.copy_(q_norm(queries))
         keys.copy_(k_norm(keys))
 
-    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
-        yield "input_layernorm.weight", self.input_norm.weight
-        yield "post_attention_layernorm.weight", self.mlp_norm.weight
+    def weights(self) -> Places:
+        start = f"layers.{self.index}."
+        yield f"{start}input_layernorm.weight", self.input_norm.weight
+        yield f"{start}post_attention_layernorm.weight", self.mlp_norm.weight
         if self.qk_norm is not None:
-            yield "self_attn.q_norm.weight", self.qk_norm[0].weight
-            yield "self_attn.k_norm.weight", self.qk_norm[1].weight
+            yield f"{start}self_attn.q_norm.weight", self.qk_norm[0].weight
+            yield f"{start}self_attn.k_norm.weight", self.qk_norm[1].weight
         heads = [self.num_heads * self.head_dim] + [self.num_kv_heads * self.head_dim] * 2
         for linear, names, sizes in (
-            (self.qkv, ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), heads),
-            (self.output, ("self_attn.o_proj",), [self.output.weight.shape[0]]),
-            (self.gate_up, ("mlp.gate_proj", "mlp.up_proj"), [self.gate_up.weight.shape[0] // 2] * 2),
-            (self.down, ("mlp.down_proj",), [self.down.weight.shape[0]]),
+            (self.qkv, QKV, heads),
+            (self.output, OUTPUT, [self.output.weight.shape[0]]),
+            (self.gate_up, GATE_UP, [self.gate_up.weight.shape[0] // 2] * 2),
+            (self.down, DOWN, [self.down.weight.shape[0]]),
         ):
-            for name, rows in zip(names, linear.weight.split(sizes), strict=True):
-                yield f"{name}.weight", rows
-            if linear.bias is not None:
-                for name, part in zip(names, linear.bias.split(sizes), strict=True):
-                    yield f"{name}.bias", part
+            yield from matrix_places(linear.weight, linear.bias, self._named(names), sizes, self.kernels.scheme)
 
 
 class Decoder:
@@ -112,12 +120,11 @@ class Decoder:
         """(rows, hidden) of the tokens asked for → (rows, vocab) float32."""
         return self.kernels.project(self.norm(x), self.lm_head)
 
-    def weights(self) -> Iterator[tuple[str, torch.Tensor]]:
+    def weights(self) -> Places:
         """Names as in a text-only checkpoint, without the `model.` in front, and the memory each goes to."""
         yield "embed_tokens.weight", self.embedding
         yield "norm.weight", self.norm.weight
         if self.lm_head is not self.embedding:
             yield "lm_head.weight", self.lm_head
         for layer in self.layers:
-            for name, tensor in layer.weights():
-                yield f"layers.{layer.index}.{name}", tensor
+            yield from layer.weights()

@@ -16,6 +16,7 @@ from visavis.engine.kernels.cpu.packed import PackedLinear, PackedWeight, padded
 from visavis.engine.kernels.torch_decode import DecodeBatch
 from visavis.engine.kernels.torch_kernels import TorchKernels, TorchNorm
 from visavis.engine.kv_cache import KVCache
+from visavis.engine.quantization.scheme import Scheme
 
 if TYPE_CHECKING:
     from visavis.engine.models.decoder import Decoder
@@ -33,18 +34,25 @@ class CpuKernels(TorchKernels):
         dtype: torch.dtype,
         description: str,
         num_layers: int,
-        quantization: str | None = None,
     ) -> None:
-        """`quantization` "int8": the decoder's matrices, embedding and head become int8, one scale a row, once they are
-        loaded; the vision tower keeps `dtype`."""
-        super().__init__(device, dtype)
-        self.description = description
-        self.quantization = quantization
+        super().__init__(device, dtype, description)
+        self._int8 = False
         self.arena = Arena()
         self.workers = Workers(torch.get_num_threads(), num_layers)
         self._linears: list[PackedLinear] = []
         self._in_arena: set[int] = set()  # where matrices begin whose memory has room for whole panels
         self._step: CpuDecodeStep | None = None
+
+    def quantize(self, scheme: Scheme) -> None:
+        """int8: the decoder's matrices, embedding and head become int8, one scale a row, once they are loaded; the
+        vision tower keeps `dtype`. What comes in or is made of 4 bits is kept as the numbers it stands for."""
+        self._int8 = scheme.method == "int8"
+        kept = "" if self._int8 else f" as {str(self.dtype).removeprefix('torch.')}"
+        self.description += f", {scheme.method} weights{kept}"
+        self.scheme = None if self._int8 else scheme
+
+    def decoder_linear(self, names: Sequence[str], in_features: int, out_features: int, *, bias: bool) -> PackedLinear:
+        return self.linear(in_features, out_features, bias=bias)
 
     @property
     def activation_dtype(self) -> torch.dtype:
@@ -53,7 +61,7 @@ class CpuKernels(TorchKernels):
     def empty(self, *shape: int) -> torch.Tensor:
         if len(shape) != 2:
             return super().empty(*shape)
-        if self.quantization is not None:  # freed when it is packed anew, which memory of the arena cannot be
+        if self._int8:  # freed when it is packed anew, which memory of the arena cannot be
             return super().empty(*shape)
         whole = self.arena.empty((padded(shape[0]), shape[1]), self.dtype)
         self._in_arena.add(whole.data_ptr())
@@ -74,16 +82,15 @@ class CpuKernels(TorchKernels):
     def weights_loaded(self, model: Decoder) -> None:
         """Packs every matrix, one after the other, so that only one is there twice at a time."""
         quantised: set[int] = set()
-        if self.quantization is not None:
+        if self._int8:
             for layer in model.layers:
                 quantised |= {id(linear) for linear in (layer.qkv, layer.output, layer.gate_up, layer.down)}
         for linear in self._linears:
             linear.packed = self._pack(linear.weight, linear.bias, quantised=id(linear) in quantised)
             linear.weight = linear.weight.new_empty(0)
         tied = model.lm_head is model.embedding
-        quantise = self.quantization is not None
-        model.embedding = self._pack(model.embedding, None, quantised=quantise)
-        model.lm_head = model.embedding if tied else self._pack(model.lm_head, None, quantised=quantise)
+        model.embedding = self._pack(model.embedding, None, quantised=self._int8)
+        model.lm_head = model.embedding if tied else self._pack(model.lm_head, None, quantised=self._int8)
 
     def _pack(self, rows: torch.Tensor, bias: torch.Tensor | None, *, quantised: bool) -> PackedWeight:
         if quantised:

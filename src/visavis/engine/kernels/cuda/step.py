@@ -14,6 +14,7 @@ from visavis.engine.kernels.cuda.sampling import Mode, SampleStep
 from visavis.engine.kernels.triton.elementwise import begin_step_kernel
 from visavis.engine.kernels.triton.launch import Launcher, pad
 from visavis.engine.kv_cache import KVCache
+from visavis.engine.quantization.weight import QuantizedWeight
 
 if TYPE_CHECKING:
     from visavis.engine.kernels.base import Norm
@@ -107,7 +108,7 @@ class DecodeStep:
         self,
         kind: str,
         x: torch.Tensor,
-        weight: torch.Tensor,
+        weight: torch.Tensor | QuantizedWeight,
         bias: torch.Tensor | None,
         out: torch.Tensor,
         *,
@@ -119,6 +120,8 @@ class DecodeStep:
         few rows, which fold all of that in, else by cuBLAS and one kernel for each of those."""
         rows = x.shape[0]
         run = self.launcher
+        if isinstance(weight, QuantizedWeight):
+            weight = weight.dequantize(x.dtype)
         ours = rows <= run.most_rows(kind)
         if norm is not None and rows > 1 and (run.norm_apart or not ours):
             x = run.rms_norm(x, norm.weight, norm.eps, self.normed[:rows])
