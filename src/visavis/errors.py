@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 __all__ = [
     "BackendError",
     "ContextLengthError",
@@ -16,6 +18,7 @@ __all__ = [
     "UnknownArgumentError",
     "VisavisError",
     "WorkerDiedError",
+    "pip_install",
     "shorten",
     "shorten_path",
 ]
@@ -36,6 +39,13 @@ def shorten_path(path: str, limit: int = MAX_SHOWN) -> str:
     if len(path) <= limit or max(map(len, path.split("/"))) > 255:  # no file name is that long: it is something else
         return shorten(path, limit)
     return f"{'…' + path[-limit:]!r}"
+
+
+def pip_install(*requirements: str) -> str:
+    """The command that installs `requirements` for the interpreter that runs this, ready to be pasted into a shell."""
+    import shlex
+
+    return shlex.join([sys.executable or "python3", "-m", "pip", "install", *requirements])
 
 
 class VisavisError(Exception):
@@ -73,13 +83,15 @@ class ContextLengthError(InputError):
 class MissingExtraError(InputError):
     """An optional dependency is not installed; the text gives the line that installs it."""
 
-    def __init__(self, what: str, extra: str) -> None:
-        super().__init__(f"{what} needs an extra that is not installed: pip install 'visavis[{extra}]'")
+    def __init__(self, what: str, extra: str, install: str | None = None) -> None:
+        """`install`: that line, where it is not this interpreter's."""
         self.what = what
         self.extra = extra
+        self.install = install or pip_install(f"visavis[{extra}]")
+        super().__init__(f"{what} needs an extra that is not installed: {self.install}")
 
-    def __reduce__(self) -> tuple[type[MissingExtraError], tuple[str, str]]:
-        return (MissingExtraError, (self.what, self.extra))
+    def __reduce__(self) -> tuple[type[MissingExtraError], tuple[str, str, str]]:
+        return (MissingExtraError, (self.what, self.extra, self.install))  # it may come from another interpreter
 
 
 class BackendError(VisavisError):

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
 from visavis.backends.memory_hint import with_plan
 from visavis.backends.options import EngineOptions, for_backend
@@ -98,6 +98,8 @@ class ModelInterface(ABC):
     """A model behind an engine. Use as a context manager, or call `close()`."""
 
     name: str
+    takes_arrivals: ClassVar[bool] = False
+    """Whether the engine takes requests while it answers others (`EngineRequest.arrival_s`): known before it loads."""
 
     def __init__(self) -> None:
         self.family: Family | None = None

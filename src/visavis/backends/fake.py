@@ -68,6 +68,8 @@ class FakeScript:
 class FakeModel(ModelInterface):
     """Generates what its script says; honours max_tokens, EOS and stop ids as an engine must."""
 
+    takes_arrivals = True
+
     def __init__(self, script: FakeScript | None = None, *, family: Family | None = None, name: str = "fake") -> None:
         """`family`: used instead of loading a model folder."""
         super().__init__()
@@ -83,7 +85,7 @@ class FakeModel(ModelInterface):
 
     def capabilities(self) -> Capabilities:
         sampling = EVERYTHING if self.script.sampling is None else self.script.sampling
-        return Capabilities(prompt_logprobs=False, arrivals=True, sampling=sampling)
+        return Capabilities(prompt_logprobs=False, arrivals=self.takes_arrivals, sampling=sampling)
 
     def _open(self, model: str | None, options: EngineOptions) -> None:
         if self._given_family is not None:

@@ -38,6 +38,7 @@ class NativeModel(ModelInterface):
     """Drives the engine step by step in the thread that takes the events."""
 
     name = "native"
+    takes_arrivals = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -51,7 +52,7 @@ class NativeModel(ModelInterface):
             images=family.supports_images,
             videos=family.supports_videos,
             prompt_logprobs=True,
-            arrivals=True,
+            arrivals=self.takes_arrivals,
             sampling=ALL_FIELDS,
         )
 

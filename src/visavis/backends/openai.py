@@ -51,6 +51,7 @@ class OpenAIModel(ModelInterface):
     """
 
     name = "openai"
+    takes_arrivals = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -66,7 +67,7 @@ class OpenAIModel(ModelInterface):
             images=True,
             videos=False,
             logprobs=self._dialect.gives_ids,
-            arrivals=True,
+            arrivals=self.takes_arrivals,
             sampling=self._dialect.sampling,
         )
 

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 
 from visavis.backends.description import is_description, read_description
 from visavis.backends.interpreters import Interpreter, find_interpreter, installed_version, variable
-from visavis.errors import MissingExtraError, OptionError, shorten
+from visavis.errors import MissingExtraError, OptionError, pip_install, shorten
 
 if TYPE_CHECKING:
     from visavis.backends.base import ModelInterface
 
-__all__ = ["NAMES", "Availability", "availability", "create", "merged_options", "new"]
+__all__ = ["NAMES", "Availability", "availability", "create", "merged_options", "new", "takes_arrivals"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,13 +138,23 @@ def new(backend: str, *, in_worker: bool = False, python: str | None = None) -> 
     missing = [] if entry.elsewhere else [package for package in entry.needs if _version(package) is None]
     if missing:
         if in_worker:
-            install = f"{sys.executable} -m pip install {' '.join(missing)}"
-            raise OptionError(f"backend {backend}: {sys.executable} has no {', '.join(missing)}: {install}")
+            raise OptionError(
+                f"backend {backend}: {sys.executable} has no {', '.join(missing)}: {pip_install(*missing)}"
+            )
         if entry.extra:
             raise MissingExtraError(f"backend {backend} ({', '.join(missing)})", entry.extra)
-        raise OptionError(f"backend {backend} needs {', '.join(missing)}: pip install {' '.join(missing)}")
-    model: ModelInterface = getattr(import_module(entry.module), entry.class_name)()
-    return model
+        raise OptionError(f"backend {backend} needs {', '.join(missing)}: {pip_install(*missing)}")
+    return _class(entry)()
+
+
+def takes_arrivals(backend: str) -> bool:
+    """Whether the engine takes requests while it answers others. Imports no engine. Raises OptionError."""
+    return _class(_entry(backend)).takes_arrivals
+
+
+def _class(entry: _Backend) -> type[ModelInterface]:
+    found: type[ModelInterface] = getattr(import_module(entry.module), entry.class_name)
+    return found
 
 
 def _named_interpreter(backend: str, python: str) -> Interpreter:
@@ -182,7 +192,7 @@ def _availability(name: str, python: str | None) -> Availability:
     missing = [package for package in entry.needs if _version(package) is None]
     if not missing:
         return Availability(name, True, version, sys.executable)
-    fix = f"pip install 'visavis[{entry.extra}]'" if entry.extra else f"pip install {' '.join(missing)}"
+    fix = pip_install(f"visavis[{entry.extra}]") if entry.extra else pip_install(*missing)
     return Availability(name, False, version, sys.executable, f"{', '.join(missing)} not installed", fix)
 
 

@@ -42,6 +42,7 @@ class SGLangModel(ModelInterface):
     """SGLang's offline engine. Images and videos go in as processor output: nothing is resized or tokenised again."""
 
     name = "sglang"
+    takes_arrivals = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +53,12 @@ class SGLangModel(ModelInterface):
 
     def capabilities(self) -> Capabilities:
         return Capabilities(
-            images=True, videos=True, logprobs=True, prompt_logprobs=False, arrivals=True, sampling=SAMPLING
+            images=True,
+            videos=True,
+            logprobs=True,
+            prompt_logprobs=False,
+            arrivals=self.takes_arrivals,
+            sampling=SAMPLING,
         )
 
     # ---- load and close ----------------------------------------------------------------------------------------

@@ -46,6 +46,7 @@ class VLLMModel(ModelInterface):
     """vLLM's engine, driven step by step. Its prompt ids are compared with ours on every request."""
 
     name = "vllm"
+    takes_arrivals = True
 
     def __init__(self) -> None:
         super().__init__()
@@ -56,7 +57,12 @@ class VLLMModel(ModelInterface):
 
     def capabilities(self) -> Capabilities:
         return Capabilities(
-            images=True, videos=True, logprobs=True, prompt_logprobs=True, arrivals=True, sampling=SAMPLING
+            images=True,
+            videos=True,
+            logprobs=True,
+            prompt_logprobs=True,
+            arrivals=self.takes_arrivals,
+            sampling=SAMPLING,
         )
 
     # ---- load and close ----------------------------------------------------------------------------------------

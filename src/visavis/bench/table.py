@@ -24,8 +24,9 @@ FEW_CELLS = 2
 """Up to so many cells of a workload are shown in full."""
 
 
-def print_report(console: Console, report: Report, *, definitions: bool = True) -> None:
-    """Each file's tables and notes, then what changed against the old result."""
+def print_report(console: Console, report: Report) -> None:
+    """Each file's tables and notes, then what changed against the old result; at the very end, once for all of them,
+    what the figures shown mean."""
     from rich.text import Text
 
     for file in report.files:
@@ -34,9 +35,26 @@ def print_report(console: Console, report: Report, *, definitions: bool = True) 
         console.print(Text.assemble(("note  ", "yellow"), note))
     for found in report.against:
         _print_against(console, found)
-    if definitions:
-        for name, said in DEFINITIONS.items():
+    shown = _shown(report)
+    for name, said in DEFINITIONS.items():
+        if name in shown:
             console.print(Text(f"{name}: {said}", style="dim"))
+
+
+def _shown(report: Report) -> set[str]:
+    """Names in DEFINITIONS of what the tables show."""
+    found = {"spread"} if report.files else set()
+    for file in report.files:
+        for workload in {row.cell.workload for row in file.rows}:
+            rows = [row for row in file.rows if row.cell.workload == workload]
+            names: set[str] = set(words.SHORT[workload])
+            if len({row.cell for row in rows}) <= FEW_CELLS:
+                names = {*words.columns(workload), "client_e2e"}
+                found.add("p50, p90, p99")
+            found |= {words.DEFINED[name] for name in names & {n for r in rows if not r.void for n in r.figures}}
+    for against in report.against:
+        found |= {words.DEFINED[figure.name] for change in against.rows for figure in change.figures}
+    return found & DEFINITIONS.keys()
 
 
 def _print_file(console: Console, file: FileReport, *, named: bool) -> None:

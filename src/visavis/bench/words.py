@@ -10,6 +10,7 @@ from visavis.bench.stats import Spread
 from visavis.report.units import bytes_, duration, rate
 
 __all__ = [
+    "DEFINED",
     "LABELS",
     "PHASES",
     "SHORT",
@@ -37,6 +38,8 @@ LABELS = {
     "requests_per_s": "requests/s",
     "goodput": "goodput/s",
 }
+DEFINED = LABELS | {"client_ttft": "client", "client_e2e": "client", "goodput": "goodput"}
+"""Figure → what `figures.DEFINITIONS` calls it."""
 PHASES = ("start", "tokenizer", "import", "load", "compile", "capture", "warm-up")
 """Phases of a start in their usual order; an engine's other ones follow."""
 SHORT = {

@@ -16,7 +16,7 @@ from visavis.cli.bench_options import (
     result_path,
     workloads_of,
 )
-from visavis.cli.bench_work import family_of, plan_of, work_of
+from visavis.cli.bench_work import able_to, family_of, plan_of, users_of, work_of
 from visavis.cli.caches import switch_off
 from visavis.cli.engines import Opener, choose_backends, progress_display
 from visavis.cli.model_file import described_by, interpreters_of, use_model_file
@@ -129,12 +129,13 @@ def run(args: Namespace) -> int:
     named = None if args.backends is None else tuple(name.strip() for name in args.backends.split(","))
     python = interpreters_of(args, named or BY_DEFAULT)
     names, skipped = choose_backends(args.backends, BY_DEFAULT, python)
+    workloads = workloads_of(args)
+    names, unable = able_to(names, workloads, users_of(args), named=args.backends is not None)
     options = engine_options(args, names, warmup=not args.no_warm_up)
     plan = plan_of(args, names)
     off: tuple[str, ...] = ()
     if not plan.repeat_prompts and args.messages is None:
         options, off = switch_off(options, names)
-    workloads = workloads_of(args)
     if earlier is None:
         announce_model(args, output)
     family = family_of(args, names, options)
@@ -146,9 +147,10 @@ def run(args: Namespace) -> int:
         path = result_path(args, bench)
     if off and earlier is None:
         bench.notes.append(f"caches of earlier prompts are off: all prompts begin with the template ({', '.join(off)})")
-    for entry in skipped if earlier is None else ():
-        bench.notes.append(f"not measured: {entry.name} ({entry.missing})")
-    output.say(f"result file: {path}")
+    if earlier is None:
+        left_out = [*(f"{entry.name} ({entry.missing})" for entry in skipped), *unable]
+        bench.notes += [f"not measured: {one}" for one in left_out]
+    output.say(f"{_amount(plan, cells)}; result file: {path}")
     interrupted = _measure(args, output, bench, plan, cells, work, options, path, python)
     report = bench_report.finish(args, output, [(path.name, bench)])
     if interrupted is not None:
@@ -156,6 +158,17 @@ def run(args: Namespace) -> int:
         raise interrupted
     bad = any(e.error for e in bench.engines) or any(row.void for row in report.files[0].rows)
     return 1 if bad else 0
+
+
+def _amount(plan: BenchPlan, cells: tuple[Cell, ...]) -> str:
+    """`30 timed rounds to measure: 3 rows × 2 engines × 5`."""
+
+    def count(number: int, noun: str) -> str:
+        return f"{number} {noun}{'s' if number != 1 else ''}"
+
+    total = plan.rounds * len(cells) * len(plan.backends)
+    factors = f"{count(len(cells), 'row')} × {count(len(plan.backends), 'engine')} × {plan.rounds}"
+    return f"{count(total, 'timed round')} to measure: {factors}"
 
 
 def _measure(
@@ -179,7 +192,7 @@ def _measure(
     keep()
     opener = Opener(args.model, options, args.generation_config, python)
     try:
-        with output.only_ours(), progress_display(output, "rounds") as say:
+        with output.only_ours(), progress_display(output, unit=None) as say:
             if not args.no_ceiling and not bench.ceiling:
                 _measure_ceiling(bench, options, say)
             Runner(plan, cells, work, bench, opener.open, keep, say).run()

@@ -15,13 +15,40 @@ from visavis.errors import OptionError
 if TYPE_CHECKING:
     from visavis.backends.options import EngineOptions
     from visavis.bench.plan import BenchPlan
-    from visavis.bench.result import Cell
+    from visavis.bench.result import Cell, Workload
     from visavis.bench.work import Work
     from visavis.families import Family
 
-__all__ = ["family_of", "plan_of", "work_of"]
+__all__ = ["able_to", "family_of", "plan_of", "users_of", "work_of"]
 
 ROUNDS = 5
+
+
+def users_of(args: Namespace) -> tuple[int, ...]:
+    """How many ask at once, of each row of the workload `users`."""
+    return numbers("--users", args.users or "1,2,4,8")
+
+
+def able_to(
+    names: tuple[str, ...], workloads: tuple[Workload, ...], users: tuple[int, ...], *, named: bool
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The engines that can do all the workloads, before any is started; and those that were left out, with why.
+
+    Raises OptionError where one of the others was `named`, and where none is left.
+    """
+    from visavis.backends.registry import takes_arrivals
+
+    need = [w for w in workloads if w == "load" or (w == "users" and max(users) > 1)]
+    unable = [name for name in names if need and not takes_arrivals(name)]
+    able = tuple(name for name in names if name not in unable)
+    if unable and (named or not able):
+        engines = " and ".join(unable)
+        way = f"leave {engines} out of --backends" if able else "name another engine, e.g. --backends native"
+        raise OptionError(
+            f"{engines} cannot take a request while answering others, as --workload {need[0]} needs; {way}, or measure "
+            "latency and throughput"
+        )
+    return able, tuple(f"{name} (takes no requests while it answers others, as {need[0]} needs)" for name in unable)
 
 
 def plan_of(args: Namespace, names: tuple[str, ...]) -> BenchPlan:
@@ -69,7 +96,7 @@ def work_of(
         "workloads": workloads,
         "output_tokens": numbers("--output-tokens", args.output_tokens or "64"),
         "concurrency": numbers("--concurrency", args.concurrency or "8"),
-        "users": numbers("--users", args.users or "1,2,4,8"),
+        "users": users_of(args),
         "rates": args.rates_parsed,
     }
     if args.messages is not None:

@@ -86,8 +86,9 @@ def choose_backends(
 
 
 @contextmanager
-def progress_display(output: Output, unit: str = "prompts") -> Iterator[Say]:
-    """A bar on a terminal; a line for each new phase elsewhere. `unit`: what is counted, in the plural."""
+def progress_display(output: Output, unit: str | None = "prompts") -> Iterator[Say]:
+    """A bar on a terminal; a line for each new phase elsewhere. `unit`: what a phase counts, in the plural; None where
+    the count is of the whole work, which no single phase does."""
     console = output.progress_console()
     if console is None:
         seen: set[tuple[str, str]] = set()
@@ -95,7 +96,7 @@ def progress_display(output: Output, unit: str = "prompts") -> Iterator[Say]:
         def line(backend: str, what: str, done: int, total: int) -> None:
             if (backend, what) not in seen:
                 seen.add((backend, what))
-                output.say(f"{backend}: {what}{f', {total} {unit}' if total > 1 and not done else ''}")
+                output.say(f"{backend}: {what}{f', {total} {unit}' if unit and total > 1 and not done else ''}")
 
         yield line
         return

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+import shlex
 import subprocess
 import sys
 from importlib import metadata
@@ -11,7 +13,7 @@ import pytest
 import visavis
 from visavis.backends import registry
 from visavis.backends.fake import FakeModel
-from visavis.errors import MissingExtraError, OptionError
+from visavis.errors import MissingExtraError, OptionError, pip_install
 
 
 def test_an_unknown_backend_gets_the_nearest() -> None:
@@ -93,9 +95,20 @@ def test_what_is_missing_is_named_with_the_command_that_adds_it(monkeypatch: pyt
     (hf,) = [a for a in registry.availability() if a.name == "hf"]
     assert not hf.can_run
     assert hf.missing == "transformers not installed"
-    assert hf.fix == "pip install 'visavis[hf]'"
+    assert hf.fix == f"{shlex.quote(sys.executable)} -m pip install 'visavis[hf]'"
     with pytest.raises(MissingExtraError, match=r"transformers.*pip install 'visavis\[hf\]'"):
         registry.new("hf")
+
+
+def test_an_install_command_is_for_the_interpreter_that_runs_and_can_be_pasted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "executable", "/opt/my tools/python3")
+    assert pip_install("visavis[hf]") == "'/opt/my tools/python3' -m pip install 'visavis[hf]'"
+    error = MissingExtraError("reading a video file", "video")
+    monkeypatch.setattr(sys, "executable", "/usr/bin/python3")
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)  # a worker's interpreter may be another
+    assert "'/opt/my tools/python3' -m pip install 'visavis[video]'" in str(error)
 
 
 def test_what_another_interpreter_lacks_is_to_be_installed_there(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,9 +118,15 @@ def test_what_another_interpreter_lacks_is_to_be_installed_there(monkeypatch: py
         registry.new("hf", in_worker=True)
 
 
+def test_what_takes_requests_meanwhile_is_known_without_loading() -> None:
+    """transformers' `generate` answers a batch from its beginning to its end; all others are fed while they run."""
+    assert [name for name in registry.NAMES if not registry.takes_arrivals(name)] == ["hf"]
+
+
 def test_looking_what_can_run_imports_no_engine() -> None:
     script = (
-        "import sys; from visavis.backends.registry import availability; availability()\n"
+        "import sys; from visavis.backends.registry import NAMES, availability, takes_arrivals\n"
+        "availability(), [takes_arrivals(name) for name in NAMES]\n"
         "print([m for m in ('torch', 'transformers', 'vllm', 'sglang') if m in sys.modules])"
     )
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True)

@@ -49,6 +49,29 @@ def test_html_says_what_is_void_and_why(report: Report) -> None:
         assert f"<th>{name}</th>" in html
 
 
+def printed(report: Report) -> str:
+    out = io.StringIO()
+    print_report(Console(file=out, width=120, soft_wrap=True), report)
+    return out.getvalue()
+
+
+def test_what_the_figures_mean_is_said_once_at_the_end_for_all_files(report: Report, rig: Rig) -> None:
+    (bench,) = (file.bench for file in report.files)
+    text = printed(make_report([("a.json", bench), ("b.json", bench)]))
+    for name in ("TTFT", "TPOT", "ITL", "E2E", "tokens/s", "goodput", "client", "spread"):
+        assert text.count(f"\n{name}: ") == 1
+    last = text.index("\nTTFT: ")
+    assert all(text.rindex(word) < last for word in ("throughput: all requests at once", "note  "))
+
+
+def test_what_no_table_shows_is_not_explained(rig: Rig) -> None:
+    rig.add("a")
+    text = printed(make_report([("a.json", rig.run(cells=rig.cells("throughput", concurrency=(1, 2, 4))))]))
+    assert "\nTTFT: " in text
+    for name in ("ITL", "goodput", "client", "p50, p90, p99"):
+        assert f"\n{name}: " not in text
+
+
 def test_charts_can_be_heard(report: Report) -> None:
     descriptions = re.findall(r"<desc>(.*?)</desc>", to_html(report))
     assert any("a 200 ms" in text for text in descriptions)

@@ -16,7 +16,11 @@ import pytest
 
 from tests.unit.cli.conftest import Cli, Done
 from tests.unit.servers.scripted import Exchange, Server, piece, serving, usage
+from visavis.backends.fake import FakeModel
+from visavis.backends.worker import WorkerModel
 from visavis.bench.store import load, save
+from visavis.cli.bench_work import able_to
+from visavis.errors import OptionError
 
 ANSWERS = json.dumps(list(range(20, 400)))
 QUICK = (
@@ -55,6 +59,15 @@ def test_files_are_written_and_can_be_reported_again(cli: Cli, tmp_path: Path) -
     assert "inside the noise" in done.out
     assert html.read_text().startswith("<!doctype html>")
     assert {row["figure"] for row in csv.DictReader(table.open())} >= {"ttft", "tpot", "e2e", "tokens_per_s"}
+
+
+def test_how_much_there_is_to_measure_is_said_once(cli: Cli, tmp_path: Path) -> None:
+    out = str(tmp_path / "r.json")
+    done = bench(
+        cli, "--workload", "latency", "--output-tokens", "2,4", "--rounds", "2", "--requests", "1", "--out", out
+    )
+    assert f"4 timed rounds to measure: 2 rows × 1 engine × 2; result file: {out}\n" in done.err
+    assert "\nfake: start\n" in done.err
 
 
 def test_load_needs_rates_and_shows_goodput(cli: Cli, tmp_path: Path) -> None:
@@ -171,6 +184,40 @@ def test_ctrl_c_keeps_what_was_measured(tmp_path: Path) -> None:
     result = load(out)
     assert not result.complete
     assert 1 <= len(result.runs[0].timed()) < 500
+
+
+LOAD = ("--workload", "load", "--rates", "1")
+
+
+@pytest.mark.parametrize("argv", [LOAD, ("--users", "1,2"), ("--workload", "latency,load", "--rates", "1")])
+def test_an_engine_that_takes_no_request_meanwhile_is_refused_before_it_is_started(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, argv: tuple[str, ...]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(FakeModel, "takes_arrivals", False)
+    monkeypatch.setattr(WorkerModel, "load", lambda *_: pytest.fail("an engine was started"))
+    done = bench(cli, *argv)
+    assert done.code == 2
+    needed = "users" if argv[0] == "--users" else "load"
+    assert f"fake cannot take a request while answering others, as --workload {needed} needs" in done.complaint
+    assert "--backends native" in done.complaint
+    assert done.err.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_one_user_at_a_time_is_for_every_engine(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FakeModel, "takes_arrivals", False)
+    assert bench(cli, "--users", "1", "--rounds", "1", "--requests", "2", "--out", str(tmp_path / "r.json")).code == 0
+
+
+def test_engines_that_cannot_do_a_workload_are_left_out_unless_they_are_named() -> None:
+    hf = "hf (takes no requests while it answers others, as load needs)"
+    assert able_to(("native", "hf"), ("latency", "load"), (1,), named=False) == (("native",), (hf,))
+    assert able_to(("native", "hf"), ("latency", "throughput"), (1,), named=True) == (("native", "hf"), ())
+    with pytest.raises(OptionError, match=r"^hf cannot .* leave hf out of --backends, or measure latency and through"):
+        able_to(("native", "hf"), ("load",), (1,), named=True)
+    with pytest.raises(OptionError, match="name another engine"):
+        able_to(("hf",), ("users",), (1, 4), named=False)
 
 
 @pytest.mark.parametrize(
