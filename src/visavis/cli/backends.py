@@ -66,13 +66,16 @@ def _list(output: Output) -> int:
     from rich.text import Text
 
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for name in ("backend", "runs here", "version", "to add it"):
+    for name in ("backend", "runs here", "version"):
         table.add_column(name)
     for entry in found:
         runs = Text("yes", style="green") if entry.can_run else Text(f"no: {entry.missing}", style="yellow")
-        table.add_row(entry.name, runs, entry.version or "–", Text(entry.fix))
+        table.add_row(entry.name, runs, entry.version or "–")
     console = output.console()
     console.print(table)
+    for entry in found:
+        if entry.fix:  # a line of its own, unbroken: it is there to be copied
+            console.print(Text.assemble((f"to add {entry.name}: ", "dim"), entry.fix), soft_wrap=True)
     for interpreter in sorted({entry.interpreter for entry in found if entry.can_run}):
         names = ", ".join(e.name for e in found if e.can_run and e.interpreter == interpreter)
         console.print(Text(f"{names}: {interpreter}", style="dim"))

@@ -68,13 +68,15 @@ def test_backends_name_what_is_missing_and_what_adds_it(cli: Cli, monkeypatch: p
     from visavis.backends import registry
     from visavis.backends.registry import Availability
 
+    install = "'/a folder/of some depth/.venv/bin/python3' -m pip install 'visavis[hf]'"
     entries = [
         Availability("native", True, "1.0", "/usr/bin/python3"),
-        Availability("hf", False, None, "/usr/bin/python3", "transformers not installed", "pip install 'visavis[hf]'"),
+        Availability("hf", False, None, "/usr/bin/python3", "transformers not installed", install),
     ]
     monkeypatch.setattr(registry, "availability", lambda: entries)
+    monkeypatch.setenv("COLUMNS", "60")
     shown = cli("backends").out
-    assert "pip install 'visavis[hf]'" in shown
+    assert f"to add hf: {install}" in shown.splitlines()  # whole, however narrow the terminal is
     assert "transformers not installed" in shown
     document = cli("backends", "--json").json["backends"]
     assert [(b["name"], b["can_run"]) for b in document] == [("native", True), ("hf", False)]
