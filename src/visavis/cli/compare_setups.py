@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import shlex
 from argparse import ArgumentParser, Namespace
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -103,16 +104,28 @@ def choose(args: Namespace) -> Chosen:
         who = _named(args.backends, tables)
         python = interpreters_of(args, tuple(dict.fromkeys(n for pair in who for n in pair)))
         python = {n: str(t["python"]) for n, t in tables.items() if "python" in t} | python
-        choose_backends(
-            ",".join(dict.fromkeys(backend for _, backend in who)),
-            BY_DEFAULT,
-            {backend: python[n] for name, backend in who for n in (backend, name) if n in python},
-        )
+        named = {backend: python[n] for name, backend in who for n in (backend, name) if n in python}
+        try:
+            choose_backends(",".join(dict.fromkeys(backend for _, backend in who)), BY_DEFAULT, named)
+        except OptionError as error:
+            way_out = _standing_in(who, named) if args.backends is None else ""
+            raise OptionError(f"{error}{way_out}") from None
     own = {name: {k: v for k, v in tables.get(name, {}).items() if k not in NOT_SETTINGS} for name, _ in who}
     if described is not None:
         args.described = _take_described(described, who, own)
     args.engine_option = list(_take_own(args.engine_option or (), who, own)) or None
     return Chosen(who, own, tuple(skipped), python)
+
+
+def _standing_in(who: tuple[tuple[str, str], ...], python: Mapping[str, str]) -> str:
+    """Where a settings file names engines that cannot run here: the flag that has native run with their settings."""
+    from visavis.backends.registry import availability
+
+    unable = {entry.name for entry in availability(python) if not entry.can_run}
+    if "native" in unable or not unable & {backend for _, backend in who}:
+        return ""
+    entries = ",".join(f"{name}=native" if backend in unable else name for name, backend in who)
+    return f"; or let native stand in for it: --backends {shlex.quote(entries)}"
 
 
 def _take_described(

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 from tests.unit.servers.scripted import Exchange, Server, piece, serving, usage
+from visavis.backends import registry
 
 if TYPE_CHECKING:
     from tests.unit.cli.conftest import Cli
@@ -59,6 +61,24 @@ def test_another_engine_may_stand_in_for_one_of_an_example(cli: Cli, tmp_path: P
     done = cli("compare", folder, "--backends", "one=fake,two=fake", "--rounds", "1", "--json")
     assert done.code == 0, done.err
     assert by_name(done.json)["one"]["own"] == {"max_tokens": 3}
+
+
+def test_the_way_out_where_an_examples_engine_is_not_here_does_work(
+    cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "find_interpreter", lambda *_: None)
+    folder = example(tmp_path, "[mine]\nbackend = 'fake'\nanswers = 'word'\n[vllm]\nbackend = 'vllm'\nmax_tokens = 2\n")
+    complaint = cli("compare", folder, "--rounds", "1").complaint
+    assert "backend vllm cannot run here: not installed; to add it: visavis backends install vllm; or " in complaint
+    done = cli("compare", folder, "--rounds", "1", "--json", *shlex.split(complaint[complaint.index("--backends") :]))
+    assert done.code == 0, done.err
+    assert {name: b["engine"] for name, b in by_name(done.json).items()} == {"mine": "fake", "vllm": "native"}
+    assert by_name(done.json)["vllm"]["own"] == {"max_tokens": 2}
+
+
+def test_no_engine_stands_in_for_one_that_does_not_exist(cli: Cli, tmp_path: Path) -> None:
+    complaint = cli("compare", example(tmp_path, "[one]\nbackend = 'vlm'\n[two]\nbackend = 'native'\n")).complaint
+    assert complaint.endswith("unknown backend 'vlm'; did you mean vllm?")
 
 
 def test_report_and_csv_are_written(cli: Cli, tmp_path: Path) -> None:
