@@ -62,7 +62,12 @@ def add_parser(commands: Any) -> ArgumentParser:
     )
     work.add_argument("--prompt-tokens", type=positive, metavar="N", help="of text (default: 512)")
     work.add_argument("--max-tokens", type=positive, metavar="N", help="longest answer (default: 512)")
-    work.add_argument("--concurrency", type=positive, metavar="N", help="requests at once (default: as many as fit)")
+    work.add_argument(
+        "--concurrency",
+        type=positive,
+        metavar="N",
+        help="requests at once (default: what fits, up to the engine's default limit)",
+    )
     parser.add_argument("--backends", metavar="A,B", help="engines to plan for (default: native,hf,vllm,sglang)")
     parser.add_argument(
         "--why", action="store_true", help="also the reason of every setting, the weights by part, the advice in full"

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from visavis.plan.devices import Device
 from visavis.plan.engines import EngineFacts, launch_command, refusal
-from visavis.plan.fit import Case, Fit, fit, overhead_why, requests_held
+from visavis.plan.fit import Case, Fit, fit, held_without_limit, overhead_why, requests_held
 from visavis.plan.memory import KvGeometry, kv_geometry
 from visavis.plan.proposals import propose
 from visavis.plan.quantization import Quantization
@@ -78,7 +78,7 @@ def plan_engine(asked: Asked, facts: EngineFacts, *, dtype_asked: str, kv_asked:
     plan = EnginePlan(
         engine=facts.name,
         fits=held >= 1,
-        verdict=_verdict(case, found, held, needed),
+        verdict=_verdict(case, facts, found, held, needed),
         parts=_parts(asked, case, facts, found),
         activations=found.activations,
         kv_blocks=blocks,
@@ -113,14 +113,17 @@ def _must_say(facts: EngineFacts, asked: Asked, dtype_asked: str) -> bool:
     return asked.dtype != asked.shape.dtype or asked.dtype == "float32"
 
 
-def _verdict(case: Case, found: Fit, held: int, needed: float) -> str:
+def _verdict(case: Case, facts: EngineFacts, found: Fit, held: int, needed: float) -> str:
     if held < 1:
         missing = format_bytes(needed - found.kv_bytes)
         return f"does not fit: {missing} are missing for one request of {case.work.tokens} tokens"
     wanted = case.work.concurrency
     if wanted is not None and found.seqs < wanted:
         return f"fits {found.seqs} of {wanted} requests at once; the others wait"
-    return f"fits {found.seqs} request{'s' if found.seqs != 1 else ''} of {case.work.tokens} tokens at once"
+    said = f"fits {found.seqs} request{'s' if found.seqs != 1 else ''} of {case.work.tokens} tokens at once"
+    if wanted is None and (most := held_without_limit(case, facts)) > found.seqs:
+        said += f" (default limit {found.seqs}; memory would hold {most})"
+    return said
 
 
 def _parts(asked: Asked, case: Case, facts: EngineFacts, found: Fit) -> tuple[MemoryPart, ...]:

@@ -28,6 +28,7 @@ __all__ = [
     "Case",
     "Fit",
     "fit",
+    "held_without_limit",
     "overhead_why",
     "proposed_length",
     "requests_held",
@@ -45,6 +46,8 @@ CPU_PROCESS_BYTES = round(0.6 * GIB)
 """Python, torch and its libraries in one process."""
 CPU_SHARE = 0.9
 DEFAULT_CPU_SEQS = 8
+MANY_SEQS = 4096
+"""Nobody asks how many more than these would fit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,7 +97,17 @@ def fit(case: Case, facts: EngineFacts) -> Fit:
     return _most(min(_wanted(case, facts), tokens), lambda seqs: _paged(case, facts, tokens, seqs), case)
 
 
+def held_without_limit(case: Case, facts: EngineFacts) -> int:
+    """Requests that memory would hold at once, up to MANY_SEQS, in `fit`'s steps. Each needs its one token of a
+    step."""
+    if facts.sized_by == "batch":
+        return _most(MANY_SEQS, lambda batch: _batch(case, facts, batch), case).seqs
+    tokens = _batched_tokens(case, facts)
+    return _most(min(MANY_SEQS, tokens), lambda seqs: _paged(case, facts, tokens, seqs), case).seqs
+
+
 def _wanted(case: Case, facts: EngineFacts) -> int:
+    """As many as were asked for, else the default limit."""
     return case.work.concurrency or (facts.default_seqs if case.device.kind != "cpu" else DEFAULT_CPU_SEQS)
 
 

@@ -48,7 +48,7 @@ class ImageLoad:
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """`concurrency` None: as many requests as fit. `notes` say what was assumed because nobody said."""
+    """`concurrency` None: what fits, up to an engine's default limit. `notes`: what was assumed, since nobody said."""
 
     text_tokens: int
     images: tuple[ImageLoad, ...]
@@ -115,7 +115,7 @@ def workload(
         max_tokens = min(DEFAULT_MAX_TOKENS, max(1, limit - pictures - prompt_tokens))
         notes.append(f"answers of up to {max_tokens} tokens (--max-tokens)")
     if concurrency is None:
-        notes.append("as many requests at once as fit (--concurrency)")
+        notes.append("as many requests at once as fit, up to each engine's default limit (--concurrency)")
     work = Workload(prompt_tokens, loads, max_tokens, concurrency, bounds if shape.vision else None, tuple(notes))
     if work.tokens > limit:
         raise ContextLengthError(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import re
+from pathlib import Path
 
 import pytest
 from hypothesis import given
@@ -44,6 +46,12 @@ def test_every_part_has_a_letter_of_its_own() -> None:
     assert len(set(letters)) == len(PARTS)
     assert all(letter.isupper() for letter in letters)
     assert not {"o", "p", "a", "k", "·"} & set(letters)
+
+
+def test_the_page_about_plan_names_every_letter_that_is_not_a_weight() -> None:
+    page = (Path(__file__).parents[3] / "docs/commands/plan.md").read_text("utf-8")
+    sentence = page[page.index("In the bar every part has a letter") :].split("`|`")[0]
+    assert set(re.findall(r"`(.)`", sentence)) == {letter for letter in LETTERS.values() if not letter.isupper()}
 
 
 def shown(result: Plan, *, width: int = 100, colour: bool = False) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import shlex
 from typing import Any
 
@@ -201,6 +202,36 @@ def test_a_queue_is_no_failure() -> None:
     assert "the others wait" in found.verdict
     why = next(p.why for p in found.proposals if p.name == "max_num_seqs")
     assert f"{found.value('max_num_seqs')} of the 500" in why
+
+
+PC = Device("cpu", "CPU, 8 cores", 64 * GIB, 50 * GIB, 1)
+
+
+@pytest.mark.parametrize(
+    ("device", "name", "limit"),
+    [
+        *((PC, name, 8) for name in ("native", "hf", "vllm")),
+        *((card(80), name, limit) for name, limit in zip(ENGINES, (64, 64, 256, 256), strict=True)),
+    ],
+)
+def test_a_default_limit_is_said_with_what_memory_would_hold(device: Device, name: str, limit: int) -> None:
+    def verdict(concurrency: int | None) -> str:
+        result = plan(qwen25_1_5b(), device, prompt_tokens=200, max_tokens=100, concurrency=concurrency)
+        return engine(result, name).verdict
+
+    said = re.fullmatch(rf"fits {limit} requests .*\(default limit {limit}; memory would hold (\d+)\)", verdict(None))
+    assert said is not None, verdict(None)
+    most = int(said[1])
+    assert verdict(most) == f"fits {most} requests of 300 tokens at once"
+    assert most in (2048, 4096) or verdict(most + 1).startswith(
+        f"fits {most} of {most + 1} "
+    )  # a step's tokens, no more
+
+
+def test_without_a_concurrency_what_memory_bounds_is_no_default() -> None:
+    found = engine(plan(qwen2_vl_7b(), card(24), images=SCREEN), "vllm")
+    assert "default" not in found.verdict
+    assert int(re.findall(r"fits (\d+) ", found.verdict)[0]) < 256
 
 
 def test_steps_grow_with_the_prompt_and_shrink_with_the_card() -> None:
