@@ -66,7 +66,10 @@ def prompts_of(ref: Reference) -> list[Prompt]:
 
 @pytest.mark.parametrize("family", HERE)
 def test_greedy_equals_transformers(
-    family: str, reference: Callable[..., Reference], engine: Callable[..., NativeEngine], capsys: Any
+    family: str,
+    reference: Callable[..., Reference],
+    engine: Callable[..., NativeEngine],
+    count: Callable[..., None],
 ) -> None:
     ref = reference(family)
     prompts = prompts_of(ref)
@@ -79,8 +82,7 @@ def test_greedy_equals_transformers(
         tally.check(f"prompt {i} in a batch", ours, answer)
         if ON_GPU or i == 1:
             tally.check(f"prompt {i} alone, chunked", greedy(alone, [prompt], MAX_TOKENS)[0], answer)
-    with capsys.disabled():
-        print(f"\n{family} on {'the GPU' if ON_GPU else 'the interpreter'}: {tally}", end=" ")
+    count(tally, "on the GPU" if ON_GPU else "in the interpreter")
 
 
 def test_the_device_keeps_decoding_while_requests_end_and_come(

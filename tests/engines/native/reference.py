@@ -56,6 +56,9 @@ class Tally:
                 return
             self.tokens += 1
 
+    def __add__(self, other: Tally) -> Tally:
+        return Tally(self.answers + other.answers, self.tokens + other.tokens, self.ties + other.ties)
+
     def __str__(self) -> str:
         return f"{self.answers} answers, {self.tokens} tokens equal, {len(self.ties)} ties {self.ties or ''}"
 

@@ -83,7 +83,7 @@ def _rounded(reference: Reference) -> Reference:
 
 @pytest.mark.parametrize(("family", "tied"), [("qwen2", True), ("qwen3", False), ("qwen2_vl", False)])
 def test_int8_answers_equal_transformers_with_the_rounded_weights(
-    reference: Callable[..., Reference], family: str, tied: bool
+    reference: Callable[..., Reference], count: Callable[..., None], family: str, tied: bool
 ) -> None:
     """So int8 changes the weights as stated and nothing else: alone, together, and in chunks among decodes."""
     rounded = _rounded(reference(family, tied=tied))
@@ -102,7 +102,7 @@ def test_int8_answers_equal_transformers_with_the_rounded_weights(
     for ours, answer in zip(forced_logits(engine, prompts, answers), answers, strict=True):
         torch.testing.assert_close(ours, answer.logits, atol=1e-4, rtol=0)
     engine.close()
-    print(tally)
+    count(tally)
 
 
 def test_bfloat16_weights_err_no_more_than_transformers(reference: Callable[..., Reference]) -> None:

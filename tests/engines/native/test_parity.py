@@ -48,11 +48,10 @@ def cases(reference: Callable[..., Reference]) -> Callable[[str, int], Case]:
 
 
 @pytest.fixture
-def tally(request: pytest.FixtureRequest, capsys: pytest.CaptureFixture[str]) -> Iterator[Tally]:
+def tally(count: Callable[..., None]) -> Iterator[Tally]:
     tally = Tally()
     yield tally
-    with capsys.disabled():
-        print(f"\n{request.node.name}: {tally}", end=" ")
+    count(tally)
 
 
 @pytest.fixture(params=[(f, s) for f in FAMILIES for s in SEEDS], ids=lambda p: f"{p[0]}-{p[1]}")

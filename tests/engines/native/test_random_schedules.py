@@ -41,12 +41,11 @@ def models(reference: Callable[..., Reference]) -> Iterator[None]:
         yield
 
 
-def test_no_schedule_changes_an_answer_or_loses_a_block(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_schedule_changes_an_answer_or_loses_a_block(count: Callable[..., None]) -> None:
     EngineUnderLoad.seen.clear()
     run_state_machine_as_test(EngineUnderLoad, settings=SETTINGS)
     seen = EngineUnderLoad.seen
-    with capsys.disabled():
-        print("\nrandom schedules:", ", ".join(f"{name} {count}" for name, count in seen.items()), end=" ")
+    count(", ".join(f"{name} {number}" for name, number in seen.items()))
     assert seen["examples"] >= EXAMPLES
     for name in ("aborted", "preemptions", "out_of_memory", "prefix_hits", "prefix_evictions", "encoder_hits"):
         assert seen[name] > EXAMPLES // 30, f"the schedules hardly ever met: {name}"
