@@ -1,4 +1,4 @@
-"""What this process may use of the machine, its control groups (v1 and v2) counted."""
+"""What this process may use of the machine, its control groups (v1 and v2) counted: the one place that reads them."""
 
 from __future__ import annotations
 
@@ -7,13 +7,15 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["available_memory", "usable_cores"]
+__all__ = ["allowed_cores", "available_memory", "total_memory", "usable_cores"]
 
 
 def available_memory(root: Path = Path("/")) -> int:
     """Bytes that can still be had: of the machine, or of the tightest control group this process is in. What the kernel
     would give back from its file caches counts as free in both."""
-    free = _machine_free(root)
+    free = _machine("MemAvailable", root)  # counts what caches would give back, unlike sysconf
+    if free is None:
+        free = _physical() // 2
     for group in _groups("memory", root):
         limit = _number(group / "memory.max", group / "memory.limit_in_bytes")
         used = _number(group / "memory.current", group / "memory.usage_in_bytes")
@@ -22,12 +24,27 @@ def available_memory(root: Path = Path("/")) -> int:
     return free
 
 
+def total_memory(root: Path = Path("/")) -> int:
+    """Bytes there are: of the machine, or the limit of the tightest control group this process is in. Raises OSError or
+    ValueError on a system that does not say."""
+    total = _machine("MemTotal", root) or _physical()
+    for group in _groups("memory", root):
+        limit = _number(group / "memory.max", group / "memory.limit_in_bytes")
+        total = total if limit is None else min(total, limit)
+    return total
+
+
+def allowed_cores() -> int:
+    """Cores this process may run on, by affinity."""
+    try:
+        return len(os.sched_getaffinity(0))
+    except AttributeError:  # macOS
+        return os.cpu_count() or 1
+
+
 def usable_cores(root: Path = Path("/")) -> int:
     """Cores that may be busy at once: by affinity, and by the processor time its control groups are given."""
-    try:
-        cores = len(os.sched_getaffinity(0))
-    except AttributeError:  # macOS
-        cores = os.cpu_count() or 1
+    cores = allowed_cores()
     for group in _groups("cpu", root):
         share = _cpu_share(group)
         if share is not None:
@@ -35,14 +52,19 @@ def usable_cores(root: Path = Path("/")) -> int:
     return cores
 
 
-def _machine_free(root: Path) -> int:
+def _machine(field: str, root: Path) -> int | None:
+    """Bytes, of Linux's own table; None elsewhere."""
     try:
         for line in (root / "proc/meminfo").read_text("ascii").splitlines():
-            if line.startswith("MemAvailable"):  # counts what caches would give back, unlike sysconf
+            if line.startswith(f"{field}:"):
                 return int(line.split()[1]) * 1024
     except (OSError, ValueError):
         pass
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    return None
+
+
+def _physical() -> int:
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _groups(controller: str, root: Path) -> Iterator[Path]:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from visavis.engine import machine
-from visavis.engine.machine import available_memory, usable_cores
+from visavis import machine
+from visavis.machine import available_memory, total_memory, usable_cores
+from visavis.plan import devices
 
 GIB = 1 << 30
 UNLIMITED = 9223372036854771712  # what v1 says for none
@@ -33,6 +35,7 @@ def v2(root: Path, path: str, **limits: str) -> Path:
 
 def test_without_limits_the_machine_counts(tmp_path: Path) -> None:
     assert available_memory(lay_out(tmp_path, {})) == 20 * GIB
+    assert total_memory(tmp_path) == 32 * GIB
     assert available_memory(v2(tmp_path, "", memory_max="max\n", memory_current="5\n")) == 20 * GIB
 
 
@@ -57,6 +60,16 @@ def test_the_tightest_of_nested_groups_counts(tmp_path: Path) -> None:
         "sys/fs/cgroup/memory.current": str(3 * GIB),
     }
     assert available_memory(lay_out(tmp_path, files)) == 1 * GIB
+    assert total_memory(tmp_path) == 4 * GIB
+
+
+def test_a_plan_reads_the_same_groups(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the engine will: 20 GiB are free on the machine, and a nested group has 6 of its 9 GiB left."""
+    v2(tmp_path, "a/b", a__memory_max=str(9 * GIB), a__memory_current=str(3 * GIB), a__b__memory_max="max")
+    for name in ("total_memory", "available_memory"):
+        monkeypatch.setattr(devices, name, partial(getattr(machine, name), tmp_path))
+    found = devices.cpu()
+    assert (found.total_bytes, found.free_bytes, found.used_bytes) == (9 * GIB, 6 * GIB, 3 * GIB)
 
 
 @pytest.mark.parametrize("visible", ["docker/abc/", ""], ids=["path as said", "path of the outside"])

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 import torch
 
-from visavis.engine.machine import available_memory
 from visavis.engine.model_config import ModelConfig
 from visavis.engine.quantization.scheme import AT_LOAD, CHECKPOINTS, Scheme
 from visavis.errors import OptionError, shorten
+from visavis.machine import available_memory
 
 __all__ = ["EngineConfig", "EngineSettings"]
 

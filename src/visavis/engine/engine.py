@@ -19,7 +19,6 @@ from visavis.engine.encoder import VisionEncoder
 from visavis.engine.kernels.choose import choose_kernels
 from visavis.engine.kv_cache import KVCache
 from visavis.engine.loader import load_weights, tensor_names
-from visavis.engine.machine import usable_cores
 from visavis.engine.model_config import ModelConfig
 from visavis.engine.models.decoder import Decoder
 from visavis.engine.models.rope import RotaryEmbedding
@@ -33,6 +32,7 @@ from visavis.engine.sequence import Sequence
 from visavis.engine.statistics import Counters, EngineStatistics, snapshot
 from visavis.engine.structured import Grammars, completes
 from visavis.errors import BackendError, OptionError, shorten
+from visavis.machine import usable_cores
 from visavis.prompt import Prompt
 from visavis.sampling import ResolvedSampling
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from visavis.errors import OptionError, shorten
+from visavis.machine import available_memory, total_memory, usable_cores
 from visavis.plan.units import GIB, MIB, format_bytes
 
 __all__ = ["Device", "choose", "cpu", "detect", "stated"]
@@ -135,36 +136,11 @@ def _from_torch() -> Device | None:
 
 
 def cpu() -> Device:
-    """This machine's memory."""
-    total, free = _memory()
-    return Device("cpu", f"CPU, {os.cpu_count() or 1} threads", total, free, 1, source="this machine's memory")
-
-
-def _memory() -> tuple[int, int]:
-    """(total, available) bytes of this machine, or of its control group where that is less."""
-    total = free = 0
+    """This machine's memory, or as much of it as the control groups of this process leave. Raises OptionError."""
     try:
-        for line in Path("/proc/meminfo").read_text("ascii").splitlines():
-            name, _, rest = line.partition(":")
-            if name in ("MemTotal", "MemAvailable"):
-                amount = int(rest.split()[0]) * 1024
-                total, free = (amount, free) if name == "MemTotal" else (total, amount)
-    except (OSError, ValueError):
-        pass
-    if not total:
-        try:
-            total = free = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-        except (ValueError, OSError) as error:
-            raise OptionError(f"this machine's memory cannot be read ({shorten(error)}); give --gpu-memory") from None
-    limit = _group_limit()
-    return (limit, min(free, limit)) if limit is not None and limit < total else (total, free)
-
-
-def _group_limit() -> int | None:
-    for file in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        try:
-            text = Path(file).read_text("ascii").strip()
-        except OSError:
-            continue
-        return int(text) if text.isdigit() else None
-    return None
+        total, free = total_memory(), available_memory()
+    except (OSError, ValueError) as error:
+        raise OptionError(f"this machine's memory cannot be read ({shorten(error)}); give --gpu-memory") from None
+    cores = usable_cores()
+    name = f"CPU, {cores} core{'s' if cores != 1 else ''}"
+    return Device("cpu", name, total, min(free, total), 1, source="this machine's memory")

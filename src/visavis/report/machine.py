@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from visavis.backends.devices import cuda_gpus
+from visavis.machine import allowed_cores
 
-__all__ = ["busy_words", "cores", "describe", "one_line"]
+__all__ = ["busy_words", "describe", "one_line"]
 
 BUSY = 0.75
 """Load average per core above which the machine is called busy."""
@@ -23,7 +24,7 @@ def describe() -> dict[str, Any]:
     """Processor, cores this process may use, load, memory in bytes, GPUs, system and the versions that matter."""
     return {
         "cpu": _cpu_name(),
-        "cores": cores(),
+        "cores": allowed_cores(),
         "load_average": _load_average(),
         "memory_bytes": _memory_bytes(),
         "gpus": cuda_gpus(),
@@ -54,14 +55,6 @@ def busy_words(machine: Mapping[str, Any]) -> str | None:
         f"other work was running (load average {load:.1f} on {count} cores before the start): the times are not to be "
         "trusted"
     )
-
-
-def cores() -> int:
-    """Cores this process may run on."""
-    try:
-        return len(os.sched_getaffinity(0))
-    except AttributeError:  # macOS
-        return os.cpu_count() or 1
 
 
 def _cpu_name() -> str:

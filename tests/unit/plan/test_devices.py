@@ -83,9 +83,13 @@ def test_a_broken_nvidia_smi_is_no_card(smi: Any) -> None:
     assert devices.detect().kind != "cuda"
 
 
-def test_a_container_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(devices, "_group_limit", lambda: GIB)
-    assert devices._memory()[0] == GIB
+def test_a_system_that_does_not_tell_its_memory_is_to_be_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse() -> int:
+        raise OSError("no such name")
+
+    monkeypatch.setattr(devices, "total_memory", refuse)
+    with pytest.raises(OptionError, match=r"no such name.*--gpu-memory"):
+        devices.cpu()
 
 
 def test_stated_cards_lose_what_the_driver_keeps() -> None:
