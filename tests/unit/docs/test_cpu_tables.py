@@ -1,0 +1,52 @@
+"""docs/performance.md says of a CPU what the records say, in words that follow from the numbers."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from benchmarks.cpu_llm import table
+
+
+def test_the_published_tables_are_the_records() -> None:
+    text = table.PAGE.read_text(encoding="utf-8")
+    assert text == table.page_with(table.render()), "run python benchmarks/cpu_llm/table.py"
+
+
+def row(decode: float, first: float) -> dict[str, Any]:
+    return {"decode_1": decode, "first_token_49_ms": first}
+
+
+FOUND = {
+    "native bf16": row(70, 90),
+    "native int8": row(120, 90),
+    "vllm bf16": row(30, 100),
+    "llama.cpp BF16": row(50, 200),
+    "llama.cpp Q8_0": row(100, 80),
+}
+
+
+@pytest.mark.parametrize(
+    ("ours", "column", "less", "aim", "said"),
+    [
+        ("native bf16", "decode_1", False, 1.3, "llama.cpp BF16: 50.0 tok/s | 1.40 | ≥ 1.3 | met |"),  # 70 / 50
+        ("native bf16", "first_token_49_ms", True, 1.0, "vllm bf16: 100 ms | 0.90 | ≤ 1 | met |"),  # 90 / 100
+        ("native int8", "decode_1", False, 1.3, "llama.cpp Q8_0: 100 tok/s | 1.20 | ≥ 1.3 | **missed** |"),
+    ],
+)
+def test_the_best_peer_of_as_many_bits_decides(ours: str, column: str, less: bool, aim: float, said: str) -> None:
+    (line,) = table.against_the_best(FOUND, "it", ours, column, less=less, aim=aim)
+    assert line.endswith(said)
+
+
+def test_a_missed_start_is_said() -> None:
+    one = {"median": 2.0, "least": 2.0}
+    record = {
+        "machine": {"cpu": "x", "cores": 2, "packages": {"torch": "2", "transformers": "5"}},
+        "rounds": 3,
+        "commands": {"import torch": {"end": one, "cpu": one}, "ask": {"first": one, "end": one, "cpu": one}},
+        "first_token_beyond_import_torch_s": 1.2,
+        "cpu_over_import_torch": 2.0,
+    }
+    assert "`import torch` + 1.20 s (aimed at ≤ 1 s: **missed**)" in table.start_up(record)[-1]
