@@ -11,6 +11,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from visavis.engine.quantization.places import Place
+from visavis.engine.weight_stream import Target, stream_tensors
 from visavis.errors import ModelError, shorten
 from visavis.weight_files import instead_of_data, shards_of
 
@@ -66,7 +67,16 @@ def load_weights(folder: Path, destinations: Mapping[str, Place], *, tied: bool)
     missing = set(destinations)
     unexpected: list[str] = []
     stored_head: torch.Tensor | None = None
-    for name, tensor in _tensors(folder):
+
+    def place_of(name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor | None:
+        """Where a stored tensor can go as it is."""
+        key = canonical_name(name)
+        place = None if key is None or (tied and key == "lm_head.weight") else destinations.get(key)
+        return place if isinstance(place, torch.Tensor) and _is_like(place, dtype, shape) else None
+
+    embedding = destinations["embed_tokens.weight"]
+    assert isinstance(embedding, torch.Tensor)
+    for name, tensor in _tensors(folder, embedding.device, place_of):
         key = canonical_name(name)
         if key is None:
             continue
@@ -82,29 +92,38 @@ def load_weights(folder: Path, destinations: Mapping[str, Place], *, tied: bool)
                 f"{folder.name}: tensor {name} has shape {tuple(tensor.shape)} and config.json asks for "
                 f"{tuple(place.shape)}"
             )
-        place.copy_(tensor)
+        if tensor is not place:
+            place.copy_(tensor)
         missing.discard(key)
     for what, names in (("lacks", sorted(missing)), ("has unexpected", sorted(unexpected))):
         if names:
             more = f" and {len(names) - MAX_NAMES_SHOWN} more" if len(names) > MAX_NAMES_SHOWN else ""
             raise ModelError(f"{folder.name}: the checkpoint {what} {', '.join(names[:MAX_NAMES_SHOWN])}{more}")
-    embedding = destinations["embed_tokens.weight"]
-    assert isinstance(embedding, torch.Tensor)
     if stored_head is None or torch.equal(stored_head.to(embedding), embedding):
         return None
     return stored_head.to(embedding)
 
 
-def _tensors(folder: Path) -> Iterator[tuple[str, torch.Tensor]]:
+def _tensors(folder: Path, device: torch.device, place: Target) -> Iterator[tuple[str, torch.Tensor]]:
+    """On a GPU already there, in `place` where that gives one; else mapped memory."""
     for file in _files(folder):
         try:
-            with safe_open(file, framework="pt") as checkpoint:
+            with safe_open(file, framework="pt") as checkpoint:  # which checks the file
+                if device.type == "cuda":
+                    yield from stream_tensors(file, device, place)
+                    continue
                 for name in checkpoint.keys():  # noqa: SIM118 (no mapping: it has no __iter__)
                     yield name, checkpoint.get_tensor(name)
-        except SafetensorError as error:
+        except (SafetensorError, EOFError) as error:
             if what := instead_of_data(file):
                 raise ModelError(f"{file.name} in {folder.name} is {what}") from None
             raise ModelError(f"{file.name} in {folder.name} cannot be read: {shorten(str(error))}") from None
+        except KeyError as error:
+            raise ModelError(f"{file.name} in {folder.name} has a tensor of dtype {error.args[0]}") from None
+
+
+def _is_like(place: torch.Tensor, dtype: torch.dtype, shape: tuple[int, ...]) -> bool:
+    return place.dtype == dtype and tuple(place.shape) == shape and place.is_contiguous()
 
 
 def _files(folder: Path) -> list[Path]:
