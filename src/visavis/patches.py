@@ -14,7 +14,7 @@ import torch
 
 from visavis.prompt import PatchRule, PreparedMedia
 
-__all__ = ["patchify", "patchify_all"]
+__all__ = ["byte_values", "patchify", "patchify_all"]
 
 
 def patchify(pixels: npt.NDArray[np.uint8], rule: PatchRule, *, device: torch.device | str = "cpu") -> torch.Tensor:
@@ -53,6 +53,12 @@ def patchify_all(
     """The patches of several items, one after the other."""
     parts = [patchify(item.pixels, rule, device=device) for item in media]
     return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+
+def byte_values(rule: PatchRule) -> torch.Tensor:
+    """(3, 256) float32: what each byte becomes in each channel, by the same arithmetic."""
+    bytes_ = torch.arange(256, dtype=torch.uint8).view(256, 1, 1, 1).expand(256, 3, 1, 1)
+    return _normalise(bytes_, rule).view(256, 3).t().contiguous()
 
 
 def _normalise(values: torch.Tensor, rule: PatchRule) -> torch.Tensor:

@@ -21,7 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from triton.runtime.jit import JITFunction
 
-from visavis.engine.kernels.base import AttentionRow, StepLayout
+from visavis.engine.kernels.base import AttentionRow, Rotation, StepLayout
 from visavis.engine.kernels.cuda.kernels import CudaKernels
 from visavis.engine.kernels.cuda.sampling import GREEDY, Mode
 from visavis.engine.kernels.cuda.step import DecodeStep
@@ -29,10 +29,12 @@ from visavis.engine.kv_cache import KVCache
 from visavis.engine.model_config import ModelConfig
 from visavis.engine.models.decoder import Decoder
 from visavis.engine.models.rope import RotaryEmbedding
+from visavis.engine.models.vision_layout import Run
 
 META = torch.device("meta")
 TYPES = {
     torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int32: "*i32", torch.int64: "*i64",
+    torch.uint8: "*u8",
 }  # fmt: skip
 
 
@@ -50,6 +52,10 @@ MODELS = {
     "Qwen3-8B": dims("Qwen3ForCausalLM", 4096, 12288, 32, 8, 151936, head_dim=128),
     "heads of 96": dims("LlamaForCausalLM", 1152, 3072, 12, 12, 32000),
 }
+
+
+TOWERS = {"Qwen2-VL": (16, 80), "Qwen3-VL": (16, 72), "heads of 128": (8, 128)}
+"""Heads and their size."""
 
 
 class Catcher:
@@ -75,12 +81,12 @@ class Catcher:
                 attributes[(index,)] = [["tt.divisibility", 16]]
             elif isinstance(value, float):
                 signature[parameter.name] = "fp32"
-            elif value == 1:  # what the runtime does with ones
+            elif value == 1 and not parameter.do_not_specialize:  # what the runtime does with ones
                 signature[parameter.name] = "constexpr"
                 constants[(index,)] = 1
             else:
                 signature[parameter.name] = "i32"
-                if value % 16 == 0:
+                if value % 16 == 0 and not parameter.do_not_specialize:
                     attributes[(index,)] = [["tt.divisibility", 16]]
         key = f"{kernel.__name__} {signature} {constants} {attributes} {options}"
         self.found[key] = (kernel, signature, constants, attributes, options)
@@ -92,9 +98,7 @@ def catch_launches(capability: int, models: list[str], dtypes: tuple[torch.dtype
     for name in models:
         c = MODELS[name]
         for dtype in dtypes:
-            kernels = CudaKernels(META, dtype, "caught")
-            kernels.launcher.processors = 132 if capability == 90 else 82
-            kernels.launcher.overlap = 1 if capability >= 90 else 0
+            kernels = kernels_for(capability, dtype)
             cache = KVCache(1, 64, 16, c.num_kv_heads, c.head_dim, device=META, dtype=dtype)
             kernels.bind_cache(cache)
             model, rope = Decoder(c, kernels), RotaryEmbedding(c.rope, c.head_dim, META, dtype)
@@ -113,7 +117,36 @@ def catch_launches(capability: int, models: list[str], dtypes: tuple[torch.dtype
                 x = torch.empty((count, c.hidden_size), dtype=dtype, device=META)
                 positions = torch.zeros((c.rope.num_axes, count), dtype=torch.int64, device=META)
                 model(x, rope(positions), kernels.plan(layout))
+    for dtype in dtypes:
+        for heads, d in TOWERS.values():
+            launch_tower(kernels_for(capability, dtype), heads, d, dtype)
     return catcher
+
+
+def kernels_for(capability: int, dtype: torch.dtype) -> CudaKernels:
+    kernels = CudaKernels(META, dtype, "caught")
+    kernels.launcher.processors = 132 if capability == 90 else 82
+    kernels.launcher.overlap = 1 if capability >= 90 else 0
+    return kernels
+
+
+def launch_tower(kernels: CudaKernels, heads: int, d: int, dtype: torch.dtype) -> None:
+    vision = kernels.vision(d)
+    run = vision.vision
+    qkv = torch.empty((4888, 3, heads, d), dtype=dtype, device=META)
+    x = qkv[:, 0].flatten(1).clone()
+    weight = x[0]
+    turn = torch.empty((4888, 1, d), device=META)
+    for lengths in ([4888], [64, 32]):
+        vision.attend(qkv, Rotation(turn, turn), vision.order([Run(1, n) for n in lengths]))
+    for bias in (weight, None):
+        run.join_norm(x, weight, weight, bias, 1e-6)
+        run.join_norm(x, None, weight, bias, 1e-6)
+    run.quick_gelu_(x)
+    pixels = torch.empty((2, 728, 1316, 3), dtype=torch.uint8, device=META)
+    patches = torch.empty((4888, 1176), dtype=dtype, device=META)
+    for picture in (pixels, pixels[0]):
+        run.patches(picture, torch.empty((3, 256), device=META), patches, 14, 2, 2)
 
 
 def resources(cubin: bytes) -> dict[str, int]:

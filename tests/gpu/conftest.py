@@ -15,7 +15,7 @@ if not ON_GPU:
 
 WITH_TRITON = importlib.util.find_spec("triton") is not None
 if not WITH_TRITON:  # their imports would fail; test_triton.py says so as a skip
-    collect_ignore = ["test_attention.py", "test_compile.py", "test_engine.py", "test_products.py"]
+    collect_ignore = ["test_attention.py", "test_compile.py", "test_engine.py", "test_products.py", "test_vision.py"]
 
 
 def _mend_interpreter() -> None:

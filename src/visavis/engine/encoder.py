@@ -16,6 +16,7 @@ from visavis.engine.encoder_cache import EncoderCache
 from visavis.engine.models.vision import VisionOutput, VisionTower
 from visavis.engine.models.vision_layout import Grid
 from visavis.engine.sequence import Sequence
+from visavis.engine.transfer import send
 from visavis.patches import patchify
 
 __all__ = ["Chunk", "VisionEncoder", "VisualRows"]
@@ -65,15 +66,15 @@ class VisionEncoder:
         ]
         if not touched:
             return None
+        rows = [c.seq.visual_positions[number][low:high] + (c.row - c.start) for c, number, low, high in touched]
+        where = send(torch.from_numpy(np.concatenate(rows)), self.tower.device)
         self._begin({(c.seq.uid, number): c.seq for c, number, _, _ in touched})
-        rows, embeddings, deepstack = [], [], []
+        embeddings, deepstack = [], []
         for chunk, number, low, high in touched:
             output = self.cache[self._reading[chunk.seq.uid, number]]
-            rows.append(chunk.seq.visual_positions[number][low:high] + (chunk.row - chunk.start))
             embeddings.append(output.embeddings[low:high])
             if output.deepstack is not None:
                 deepstack.append(output.deepstack[low:high])
-        where = torch.from_numpy(np.concatenate(rows)).to(self.tower.device)
         return VisualRows(where, torch.cat(embeddings), torch.cat(deepstack) if deepstack else None)
 
     def release(self, seq: Sequence) -> None:
@@ -145,21 +146,12 @@ class VisionEncoder:
         left = sorted(missing, key=lambda key: _grid(*missing[key])[1:])
         while left:
             batch: list[Hashable] = []
-            patches: list[torch.Tensor] = []
             total = 0
             while left and (not batch or total + _num_patches(*missing[left[0]]) <= MAX_PATCHES_PER_PASS):
-                key = left.pop(0)
-                seq, number = missing[key]
-                rule = seq.prompt.patch_rule
-                assert rule is not None  # checked on arrival
-                batch.append(key)
-                made = self._take_patches(seq, number)
-                if made is None:
-                    made = patchify(seq.prompt.media[number].pixels, rule, device=self.tower.device)
-                patches.append(made)
-                total += len(patches[-1])
+                total += _num_patches(*missing[left[0]])
+                batch.append(left.pop(0))
             grids = [_grid(*missing[key]) for key in batch]
-            output = self.tower(torch.cat(patches) if len(patches) > 1 else patches[0], grids)
+            output = self.tower(self._patches([missing[key] for key in batch]), grids)
             if len(batch) == 1:
                 self.cache.put(batch[0], output)
                 continue
@@ -169,6 +161,19 @@ class VisionEncoder:
             for key, part, deep in zip(batch, embeddings, deepstack, strict=True):
                 # Copies: a view would keep the whole batch in memory for as long as one of its items is kept.
                 self.cache.put(key, VisionOutput(part.clone(), None if deep is None else deep.clone()))
+
+    def _patches(self, items: Seq[tuple[Sequence, int]]) -> torch.Tensor:
+        """Of the items; those made before their turn are taken as they are."""
+        made = [self._take_patches(seq, number) for seq, number in items]
+        if all(patches is None for patches in made):
+            return self._make(items)
+        parts = [self._make([item]) if patches is None else patches for item, patches in zip(items, made, strict=True)]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _make(self, items: Seq[tuple[Sequence, int]]) -> torch.Tensor:
+        rules = [seq.prompt.patch_rule for seq, _ in items]
+        media = [seq.prompt.media[number] for seq, number in items]
+        return self.tower.ops.patches(media, [rule for rule in rules if rule is not None])  # all have one: checked
 
 
 def _grid(seq: Sequence, number: int) -> Grid:

@@ -98,6 +98,7 @@ class NativeEngine:
             report("load", self.compile_s)
             model = Decoder(self.model_config, kernels)
             tower = VisionTower(self.model_config.vision, kernels) if self.model_config.vision is not None else None
+            kernels.warm_up(model, tower)
             weights = dict(model.weights()) | dict(tower.weights() if tower is not None else ())
             stored_head = load_weights(Path(model_path), weights, tied=self.model_config.tie_word_embeddings)
             if stored_head is not None:
@@ -119,6 +120,8 @@ class NativeEngine:
             rope = RotaryEmbedding(c.rope, c.head_dim, device, kernels.activation_dtype)
             self.runner = Runner(model, self.encoder, rope, kernels, cache, self.settings.max_num_seqs)
             self.ahead = kernels.ahead(model, rope, cache, self.settings.max_num_seqs, self.max_model_len)
+        if self.ahead is not None:
+            self.ahead.lacks = self._lacks_memory_ahead
         self.pool = BlockPool(
             self.num_blocks, self.settings.block_size, enable_prefix_caching=self.settings.enable_prefix_caching
         )
@@ -207,8 +210,7 @@ class NativeEngine:
         for seq, _ in scheduled.prefills:
             if seq.queue_s is None:
                 seq.queue_s = now - seq.arrival_time
-        if self.ahead is not None and self.ahead.takes(scheduled):
-            self.ahead.begin(scheduled.decodes)
+        if self.ahead is not None and self.ahead.takes(scheduled) and self.ahead.begin(scheduled.decodes):
             return self._take_flight(self.ahead)
         reason: str | None = None
         try:
@@ -241,6 +243,8 @@ class NativeEngine:
         self.runner.close()
         self.encoder = None
         del self.runner, self.sampler
+        if self.ahead is not None:
+            self.ahead.ready()
         self.ahead = None
         self._sequences.clear()
         if self.settings.device.type == "cuda":
@@ -248,17 +252,24 @@ class NativeEngine:
 
     def _back_off(self, scheduled: ScheduledStep, reason: str) -> list[StepOutput]:
         """After a step that found too little memory: makes the next ones smaller, or fails what is too large alone."""
+        self._lacks_memory(reason, "it is tried again with fewer tokens or requests")
+        seq = self.scheduler.back_off(scheduled)
+        return [] if seq is None else [self._fail(seq, f"there is too little memory for this request alone: {reason}")]
+
+    def _lacks_memory(self, reason: str, what_now: str) -> None:
+        """Frees what is free, and says so the first time."""
         if self.settings.device.type == "cuda":
             torch.cuda.empty_cache()
         if self.counters.out_of_memory == 0:
             warnings.warn(
-                f"native: memory ran out in a step ({shorten(reason, 200)}); it is tried again with fewer tokens or "
-                "requests, which is slower: lower max_num_batched_tokens, max_num_seqs or kv_cache_bytes",
+                f"native: memory ran out in a step ({shorten(reason, 200)}); {what_now}, which is slower: "
+                "lower max_num_batched_tokens, max_num_seqs or kv_cache_bytes",
                 stacklevel=2,
             )
         self.counters.out_of_memory += 1
-        seq = self.scheduler.back_off(scheduled)
-        return [] if seq is None else [self._fail(seq, f"there is too little memory for this request alone: {reason}")]
+
+    def _lacks_memory_ahead(self, requests: int, reason: str) -> None:
+        self._lacks_memory(reason, f"decode steps of {requests} requests or more go without their CUDA graph")
 
     def _fail(self, seq: Sequence, error: str) -> StepOutput:
         self._finish(seq, forget=True)

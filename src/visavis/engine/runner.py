@@ -15,6 +15,7 @@ from visavis.engine.models.rope import RotaryEmbedding
 from visavis.engine.prompt_logprobs import collect_prompt_logprobs
 from visavis.engine.scheduler import ScheduledStep
 from visavis.engine.sequence import Sequence
+from visavis.engine.transfer import send
 
 __all__ = ["Runner", "StepLogits"]
 
@@ -86,7 +87,7 @@ class Runner:
         token_ids, positions, slots, rows = self._decode_inputs(seqs)
         if self.whole_step is not None and len(rows) <= self.whole_step.max_batch:
             return StepLogits(seqs, self.whole_step(token_ids, positions, rows))
-        packed = torch.tensor([token_ids, positions, slots], device=self.device)  # one transfer instead of three
+        packed = send(torch.tensor([token_ids, positions, slots]), self.device)  # one transfer instead of three
         rotation = self.rope.rows(packed[1], max(positions))
         plan = self.kernels.plan(StepLayout(packed[2], decodes=rows))
         hidden = self.model(self.model.embed(packed[0]), rotation, plan)
@@ -121,7 +122,7 @@ class Runner:
             if stop == seq.num_tokens:
                 sampled.append(seq)
                 sampled_rows.append(len(token_ids) - 1)
-        packed = torch.tensor([token_ids, slots], device=self.device)
+        packed = send(torch.tensor([token_ids, slots]), self.device)
         rotation = self._rotation(np.concatenate(positions, axis=1))
         plan = self.kernels.plan(StepLayout(packed[1], decode_rows, prefill_rows))
         embedded = self.model.embed(packed[0])
@@ -137,7 +138,7 @@ class Runner:
                 collect_prompt_logprobs(seq, rows, start, self.model.logits, self.model.config.vocab_size)
         if not sampled:
             return StepLogits([], None)
-        return StepLogits(sampled, self.model.logits(hidden[torch.tensor(sampled_rows, device=self.device)]))
+        return StepLogits(sampled, self.model.logits(hidden[send(torch.tensor(sampled_rows), self.device)]))
 
     def _slots(self, seq: Sequence, start: int, stop: int) -> list[int]:
         size = self.block_size
@@ -145,4 +146,4 @@ class Runner:
         return [table[i // size] * size + i % size for i in range(start, stop)]
 
     def _rotation(self, positions: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> Rotation:
-        return self.rope(torch.from_numpy(np.ascontiguousarray(positions)).to(self.device))
+        return self.rope(send(torch.from_numpy(np.ascontiguousarray(positions)), self.device))

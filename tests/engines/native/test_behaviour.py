@@ -200,7 +200,7 @@ class CountingTower:
     """The tower, and the grids it was asked to encode."""
 
     def __init__(self, tower: Any) -> None:
-        self.tower, self.config, self.device = tower, tower.config, tower.device
+        self.tower, self.config, self.device, self.ops = tower, tower.config, tower.device, tower.ops
         self.seen: list[Any] = []
 
     def __call__(self, patches: torch.Tensor, grids: list[Any]) -> Any:

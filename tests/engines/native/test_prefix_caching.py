@@ -32,7 +32,7 @@ class CountingTower:
     def __init__(self, engine: NativeEngine) -> None:
         assert engine.runner.encoder is not None
         tower = engine.runner.encoder.tower
-        self.tower, self.config, self.device = tower, tower.config, tower.device
+        self.tower, self.config, self.device, self.ops = tower, tower.config, tower.device, tower.ops
         self.seen: list[Any] = []
         engine.runner.encoder.tower = self  # type: ignore[assignment]
 

@@ -20,8 +20,10 @@ from visavis.engine.quantization.weight import QuantizedWeight
 
 if TYPE_CHECKING:
     from visavis.engine.kernels.cuda.ahead import AheadDecoder
+    from visavis.engine.kernels.vision import VisionOps
     from visavis.engine.models.decoder import Decoder
     from visavis.engine.models.rope import RotaryEmbedding
+    from visavis.engine.models.vision import VisionTower
 
 __all__ = ["AttentionRow", "Kernels", "Linear", "Norm", "Rotation", "StepLayout", "WholeStep"]
 
@@ -124,10 +126,20 @@ class Kernels(ABC):
         """Decoding that stays on the device, sampling included, one step ahead of the host, where there is one."""
         return None
 
+    def vision(self, head_dim: int) -> VisionOps:
+        """What a vision tower with heads of `head_dim` needs beside products and norms."""
+        from visavis.engine.kernels.vision import VisionOps
+
+        return VisionOps(self)
+
     @property
     def activation_dtype(self) -> torch.dtype:
         """Of what flows between the weights."""
         return self.dtype
+
+    def warm_up(self, model: Decoder, tower: VisionTower | None) -> None:
+        """Told once, before the checkpoint is read: the time to begin making ready what can be meanwhile."""
+        return None
 
     def weights_loaded(self, model: Decoder) -> None:
         """Told once, when the checkpoint is in: the time to bring weights into another form."""

@@ -2,43 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from functools import partial
-from typing import NamedTuple, Protocol
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 
-from visavis.engine.kernels.base import Kernels, Linear, Rotation
+from visavis.engine.kernels.base import Kernels, Linear, Norm, Rotation
+from visavis.engine.kernels.vision import LayerNorm, Order, VisionOps
 from visavis.engine.model_config import VisionConfig
 from visavis.engine.models.rope import rotation
 from visavis.engine.models.vision_layout import (
     Grid,
-    Run,
     frame_runs,
     interpolation_taps,
     patch_positions,
     window_layout,
 )
+from visavis.engine.transfer import send
 
 __all__ = ["VisionOutput", "VisionTower"]
 
 EPS = 1e-6
 """Of every norm in these towers; their configurations do not state it."""
 
-
-def _quick_gelu(x: torch.Tensor) -> torch.Tensor:
-    """x · sigmoid(1.702 x), in place: three passes over memory and none of it new."""
-    return F.silu(x.mul_(1.702), inplace=True).mul_(1 / 1.702)
-
-
-ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
-    "quick_gelu": _quick_gelu,
-    "gelu": F.gelu,
-    "gelu_pytorch_tanh": partial(F.gelu, approximate="tanh"),
-    "silu": F.silu,
-}
-"""They may write over what they are given."""
 
 Weights = Iterator[tuple[str, torch.Tensor]]
 
@@ -51,35 +38,12 @@ class VisionOutput(NamedTuple):
     deepstack: torch.Tensor | None
 
 
-class _Norm(Protocol):
-    weight: torch.Tensor
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor: ...
-
-
-class LayerNorm:
-    def __init__(self, size: int, kernels: Kernels) -> None:
-        self.weight = torch.empty(size, device=kernels.device, dtype=kernels.activation_dtype)
-        self.bias = torch.empty(size, device=kernels.device, dtype=kernels.activation_dtype)
-
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        return F.layer_norm(x, self.weight.shape, self.weight, self.bias, EPS)
-
-
-class _Order(NamedTuple):
-    """How attention sees the patches: `runs` in the order that `gather` brings about (None: as they lie)."""
-
-    runs: list[Run]
-    gather: torch.Tensor | None = None
-    scatter: torch.Tensor | None = None
-
-
 class Block:
-    def __init__(self, config: VisionConfig, kernels: Kernels) -> None:
+    def __init__(self, config: VisionConfig, kernels: Kernels, ops: VisionOps) -> None:
         size = config.hidden_size
-        self.kernels = kernels
+        self.ops = ops
         self.num_heads = config.num_heads
-        self.activation = ACTIVATIONS[config.activation]
+        self.activation = config.activation
         self.gated = config.kind == "qwen2_5_vl"
         self.norm1 = _make_norm(config, size, kernels)
         self.norm2 = _make_norm(config, size, kernels)
@@ -93,36 +57,16 @@ class Block:
             "qwen3_vl": (("linear_fc1",), "linear_fc2"),
         }[config.kind]
 
-    def __call__(self, x: torch.Tensor, turn: Rotation, order: _Order) -> torch.Tensor:
-        """x: (patches, hidden)."""
-        x = self.proj.add_to(x, self._attend(self.norm1(x), turn, order))
-        inner = self.up(self.norm2(x))
-        if self.gated:
-            gate, up = inner.chunk(2, dim=-1)
-            inner = self.activation(gate).mul_(up)
-        else:
-            inner = self.activation(inner)
-        return self.down.add_to(x, inner)
-
-    def _attend(self, x: torch.Tensor, turn: Rotation, order: _Order) -> torch.Tensor:
-        patches, hidden = x.shape
-        qkv = self.qkv(x).view(patches, 3, self.num_heads, -1)
-        queries_keys = qkv[:, :2].flatten(1, 2)
-        if queries_keys.dtype == torch.float32 or self.kernels.rotates_in_float32:
-            self.kernels.rotate_(queries_keys, turn)
-        else:  # the reference rotates in float32 whatever the model's dtype
-            wide = queries_keys.float()
-            self.kernels.rotate_(wide, turn)
-            queries_keys.copy_(wide)
-        if order.gather is not None:
-            qkv = qkv.index_select(0, order.gather)
-        parts = []
-        for run, part in zip(order.runs, qkv.split([run.repeats * run.length for run in order.runs]), strict=True):
-            q, k, v = part.view(run.repeats, run.length, 3, self.num_heads, -1).permute(2, 0, 3, 1, 4)
-            out = F.scaled_dot_product_attention(q, k, v)
-            parts.append(out.transpose(1, 2).reshape(run.repeats * run.length, hidden))
-        joined = parts[0] if len(parts) == 1 else torch.cat(parts)
-        return joined if order.scatter is None else joined.index_select(0, order.scatter)
+    def __call__(
+        self, x: torch.Tensor, normed: torch.Tensor, turn: Rotation, order: Order, following: Norm
+    ) -> torch.Tensor:
+        """x (patches, hidden), in place, and `norm1` of it → `following` of the new x."""
+        ops = self.ops
+        qkv = self.qkv(normed).view(x.shape[0], 3, self.num_heads, -1)
+        normed = ops.join(x, self.proj, ops.attend(qkv, turn, order), self.norm2)
+        inner = self.up(normed)
+        inner = ops.gate(self.activation, inner) if self.gated else ops.activate(self.activation, inner)
+        return ops.join(x, self.down, inner, following)
 
     def weights(self) -> Weights:
         yield from _norm_weights("norm1", self.norm1)
@@ -146,8 +90,12 @@ class Merger:
         self.second = kernels.linear(self.wide, config.out_hidden_size, bias=True)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.norm(x.view(-1, self.wide)) if self.late_norm else self.norm(x).view(-1, self.wide)
-        return self.second(F.gelu(self.first(x)))
+        """x: (patches, hidden) → (cells, text hidden)."""
+        return self.project(self.norm(x.view(-1, self.wide) if self.late_norm else x))
+
+    def project(self, normed: torch.Tensor) -> torch.Tensor:
+        """The same of what the norm made of x."""
+        return self.second(F.gelu(self.first(normed.view(-1, self.wide))))
 
     def weights(self) -> Weights:
         norm, first, second = self.names
@@ -156,14 +104,25 @@ class Merger:
         yield from _linear_weights((second,), self.second)
 
 
+class _Layout(NamedTuple):
+    """What depends on the sizes of a pass alone."""
+
+    turn: Rotation
+    whole: Order
+    windowed: Order
+    to_windows: torch.Tensor | None  # which patch stands at each place in the order of windows
+    from_windows: torch.Tensor | None  # which cell of that order stands at each place of the output
+
+
 class VisionTower:
     def __init__(self, config: VisionConfig, kernels: Kernels) -> None:
         self.config = config
         self.device = kernels.device
         self.dtype = kernels.activation_dtype
+        self.ops = kernels.vision(config.hidden_size // config.num_heads)
         qwen3 = config.kind == "qwen3_vl"
         self.patch_embed = kernels.linear(config.patch_dim, config.hidden_size, bias=qwen3)
-        self.blocks = [Block(config, kernels) for _ in range(config.depth)]
+        self.blocks = [Block(config, kernels, self.ops) for _ in range(config.depth)]
         names = ("norm", "linear_fc1", "linear_fc2") if qwen3 else ("ln_q", "mlp.0", "mlp.2")
         self.merger = Merger(config, kernels, names)
         self.deepstack = [Merger(config, kernels, names, late_norm=True) for _ in config.deepstack_layers]
@@ -189,35 +148,41 @@ class VisionTower:
         x = self.patch_embed(patches.to(device=self.device, dtype=self.dtype))
         if self.positions is not None:
             side = int(config.num_position_embeddings**0.5)
-            taps, weights = (part.to(self.device) for part in interpolation_taps(grids, config.merge_size, side))
+            taps, weights = (send(part, self.device) for part in interpolation_taps(grids, config.merge_size, side))
             x += (self.positions[taps] * weights[:, :, None]).sum(1).to(self.dtype)
-        places = patch_positions(grids, config.merge_size)
-        whole = windowed = _Order(frame_runs(grids))
-        inverse = None
-        if config.window_size:
-            layout = window_layout(
-                grids, config.merge_size, config.window_size // config.merge_size // config.patch_size
-            )
-            to_windows, to_frames = (_cells_to_patches(cells, config.merge_size) for cells in layout[:2])
-            places = places[to_windows]
-            inverse = layout.inverse.to(self.device)
-            to_windows, to_frames = to_windows.to(self.device), to_frames.to(self.device)
-            x = x.index_select(0, to_windows)
-            windowed = _Order(layout.runs)
-            whole = _Order(whole.runs, gather=to_frames, scatter=to_windows)
-        angles = (places[:, :, None] * self.inv_freq).flatten(1).to(self.device)
-        turn = rotation(angles, torch.float32)
-
+        layout = self._layout(grids)
+        if layout.to_windows is not None:
+            x = x.index_select(0, layout.to_windows)
         deepstack: list[torch.Tensor] = []
+        normed = self.blocks[0].norm1(x)
         for index, block in enumerate(self.blocks):
             full = not config.window_size or index in config.full_attention_layers
-            x = block(x, turn, whole if full else windowed)
+            following = self.blocks[index + 1].norm1 if index + 1 < len(self.blocks) else self.merger.norm
+            normed = block(x, normed, layout.turn, layout.whole if full else layout.windowed, following)
             if index in config.deepstack_layers:
                 deepstack.append(self.deepstack[config.deepstack_layers.index(index)](x))
-        merged = self.merger(x)
-        if inverse is not None:
-            merged = merged.index_select(0, inverse)
+        merged = self.merger.project(normed)
+        if layout.from_windows is not None:
+            merged = merged.index_select(0, layout.from_windows)
         return VisionOutput(merged, torch.stack(deepstack, dim=1) if deepstack else None)
+
+    def _layout(self, grids: Sequence[Grid]) -> _Layout:
+        config, ops = self.config, self.ops
+        places = patch_positions(grids, config.merge_size)
+        whole = windowed = ops.order(frame_runs(grids))
+        to_windows = from_windows = None
+        if config.window_size:
+            side = config.window_size // config.merge_size // config.patch_size
+            windows = window_layout(grids, config.merge_size, side, by_size=ops.windows_by_size)
+            to_windows, to_frames = (_cells_to_patches(cells, config.merge_size) for cells in windows[:2])
+            places = places[to_windows]
+            from_windows = send(windows.inverse, self.device)
+            to_windows, to_frames = send(to_windows, self.device), send(to_frames, self.device)
+            windowed = ops.order(windows.runs)
+            if ops.windows_by_size:  # else a frame's patches are neighbours still, and whole attention knows no order
+                whole = ops.order(whole.runs, gather=to_frames, scatter=to_windows)
+        angles = send((places[:, :, None] * self.inv_freq).flatten(1), self.device)
+        return _Layout(rotation(angles, torch.float32), whole, windowed, to_windows, from_windows)
 
     def weights(self) -> Weights:
         """Names as in the checkpoint, from `visual.` on, and the memory each goes to."""
@@ -237,8 +202,8 @@ class VisionTower:
                 yield f"visual.{prefix}.{name}", tensor
 
 
-def _make_norm(config: VisionConfig, size: int, kernels: Kernels) -> _Norm:
-    return kernels.rms_norm(size, EPS) if config.kind == "qwen2_5_vl" else LayerNorm(size, kernels)
+def _make_norm(config: VisionConfig, size: int, kernels: Kernels) -> Norm:
+    return kernels.rms_norm(size, EPS) if config.kind == "qwen2_5_vl" else LayerNorm(size, EPS, kernels)
 
 
 def _cells_to_patches(cells: torch.Tensor, merge: int) -> torch.Tensor:
@@ -246,7 +211,7 @@ def _cells_to_patches(cells: torch.Tensor, merge: int) -> torch.Tensor:
     return (cells[:, None] * merge**2 + torch.arange(merge**2)).view(-1)
 
 
-def _norm_weights(name: str, norm: _Norm) -> Weights:
+def _norm_weights(name: str, norm: Norm) -> Weights:
     yield f"{name}.weight", norm.weight
     if isinstance(norm, LayerNorm):
         yield f"{name}.bias", norm.bias

@@ -25,7 +25,7 @@ class Run(NamedTuple):
 
 
 class WindowLayout(NamedTuple):
-    """Cells ordered window by window, windows of one size together.
+    """Cells ordered window by window.
 
     `order` (cells,) says which cell stands at each place, `inverse` undoes it.
     """
@@ -52,8 +52,9 @@ def frame_runs(grids: Sequence[Grid]) -> list[Run]:
     return [Run(sum(1 for _ in group), length) for length, group in groupby(lengths)]
 
 
-def window_layout(grids: Sequence[Grid], merge: int, cells_per_side: int) -> WindowLayout:
-    """Windows of `cells_per_side`² cells, cut off at the right and bottom edges of a frame."""
+def window_layout(grids: Sequence[Grid], merge: int, cells_per_side: int, *, by_size: bool = True) -> WindowLayout:
+    """Windows of `cells_per_side`² cells, cut off at the right and bottom edges of a frame. With `by_size` those of one
+    size lie together, whatever frame they are from; else those of a frame do, and neighbours of one size are a run."""
     ids = []  # per cell: the number of its window
     first = 0
     for t, h, w in grids:
@@ -68,10 +69,12 @@ def window_layout(grids: Sequence[Grid], merge: int, cells_per_side: int) -> Win
         first += t * across * down
     window = torch.cat(ids)
     sizes = torch.bincount(window, minlength=first)
-    order = (sizes[window] * first + window).argsort(stable=True)  # by size, then by window, then as they were
+    # By size, then by window, then as they were.
+    order = (sizes[window] * first + window if by_size else window).argsort(stable=True)
     inverse = torch.empty_like(order)
     inverse[order] = torch.arange(len(order))
-    runs = [Run(int((sizes == size).sum()), int(size) * merge**2) for size in torch.unique(sizes, sorted=True).tolist()]
+    in_turn = sizes.sort().values if by_size else sizes
+    runs = [Run(sum(1 for _ in group), size * merge**2) for size, group in groupby(in_turn.tolist())]
     return WindowLayout(order, inverse, runs)
 
 

@@ -7,6 +7,7 @@ is dropped: it wrote one key and value beyond its end, into a block that nobody 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 
@@ -16,6 +17,7 @@ import torch
 from visavis.engine.kernels.cuda.graphs import DecodeGraphs
 from visavis.engine.kernels.cuda.sampling import mode_of, samples_here
 from visavis.engine.kernels.cuda.step import COLUMNS, DecodeStep
+from visavis.engine.out_of_memory import first_line, is_out_of_memory
 from visavis.engine.scheduler import ScheduledStep, Scheduler
 from visavis.engine.sequence import Sequence, SequenceStatus
 
@@ -40,8 +42,14 @@ class Flight:
 
 
 class AheadDecoder:
-    def __init__(self, step: DecodeStep, max_model_len: int, *, graphs: bool = True) -> None:
+    def __init__(
+        self, step: DecodeStep, max_model_len: int, *, graphs: bool = True, ready: Callable[[], None] = lambda: None
+    ) -> None:
+        """`ready` returns when nobody else uses the step any more; called before its first use, and by `close`."""
         self.step = step
+        self.lacks: Callable[[int, str], None] = lambda requests, reason: None  # told that memory ran out
+        self._too_many: int | None = None  # the fewest requests whose step found too little memory
+        self.ready = ready
         self.graphs = DecodeGraphs(step, capture=graphs)
         self.max_model_len = max_model_len
         self.flight: Flight | None = None
@@ -58,19 +66,23 @@ class AheadDecoder:
             not scheduled.prefills
             and not scheduled.preempted
             and len(scheduled.decodes) <= self.step.seats
+            and (self._too_many is None or len(scheduled.decodes) < self._too_many)
             # Positions run ahead of the tokens in some videos; the rotation table is as long as the context.
             and all(samples_here(seq) and seq.prompt.rope_delta <= 0 for seq in scheduled.decodes)
         )
 
-    def begin(self, seqs: list[Sequence]) -> None:
-        """Launches a step of requests whose newest tokens the host knows."""
+    def begin(self, seqs: list[Sequence]) -> bool:
+        """Launches a step of requests whose newest tokens the host knows. False: there was too little memory for it;
+        nothing was computed then, and `takes` refuses as many from now on."""
+        self.ready()
         self._seats = {seq.uid: seat for seat, seq in enumerate(seqs)}
         tables = [seq.block_table for seq in seqs]
         widest = max(map(len, tables))
         packed = torch.tensor([table + [0] * (widest - len(table)) for table in tables], dtype=torch.int32)
         self.step.tables[: len(seqs), :widest].copy_(packed)
         self.step.sampling.enter(list(range(len(seqs))), seqs)
-        self.flight = self._launch(seqs, None, {})
+        self.flight = self._try_to_launch(seqs, None, {})
+        return self.flight is not None
 
     def advance(self, scheduler: Scheduler) -> list[tuple[Sequence, int]]:
         """Launches the step after the one in flight, if that may be, then waits for the tokens of the one in flight.
@@ -101,11 +113,26 @@ class AheadDecoder:
                 return None  # somebody must be preempted, which the scheduler does between steps
             if len(seq.block_table) > had:
                 new_blocks[seq.uid] = (had, seq.block_table[had])
-        return self._launch(seqs, flight, new_blocks)
+        return self._try_to_launch(seqs, flight, new_blocks)
 
     def _ends(self, seq: Sequence) -> bool:
         """Whether the token in flight is this request's last for its length."""
         return seq.num_output_tokens + 1 >= seq.sampling.max_tokens or seq.num_tokens + 1 >= self.max_model_len
+
+    def _try_to_launch(
+        self, seqs: list[Sequence], after: Flight | None, new_blocks: dict[int, tuple[int, int]]
+    ) -> Flight | None:
+        try:
+            return self._launch(seqs, after, new_blocks)
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+            reason = first_line(error)
+        # Only here has the exception let go of the step's tensors. The batch and its way of sampling decide what a
+        # step takes, so one of fewer requests may still fit.
+        self._too_many = len(seqs)
+        self.lacks(len(seqs), reason)
+        return None
 
     def _launch(self, seqs: list[Sequence], after: Flight | None, new_blocks: dict[int, tuple[int, int]]) -> Flight:
         size = self.graphs.size_for(len(seqs))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import torch
 
 from visavis.engine.kernels.cuda.sampling import Mode
@@ -42,8 +44,11 @@ class DecodeGraphs:
             graph.capture_begin(pool=self._pool)
             try:
                 step(size, mode)
-            finally:
-                graph.capture_end()
+            except BaseException:
+                with suppress(RuntimeError):  # of the capture that broke off; what broke it is raised
+                    graph.capture_end()
+                raise
+            graph.capture_end()
         torch.cuda.current_stream().wait_stream(self._stream)
         step.sampled.copy_(held)
         self._graphs[size, mode] = graph

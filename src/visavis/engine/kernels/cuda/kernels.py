@@ -12,12 +12,16 @@ import torch.nn.functional as F
 from visavis.engine.kernels.base import AttentionRow, Kernels, Rotation, StepLayout
 from visavis.engine.kernels.cuda.ahead import AheadDecoder
 from visavis.engine.kernels.cuda.step import DecodeStep
+from visavis.engine.kernels.cuda.warm_up import WarmUp
 from visavis.engine.kernels.triton.launch import DecodeScratch, Launcher
 from visavis.engine.kv_cache import KVCache
+from visavis.engine.transfer import send
 
 if TYPE_CHECKING:
+    from visavis.engine.kernels.cuda.vision import CudaVision
     from visavis.engine.models.decoder import Decoder
     from visavis.engine.models.rope import RotaryEmbedding
+    from visavis.engine.models.vision import VisionTower
 
 __all__ = ["CudaKernels", "CudaLinear", "CudaNorm"]
 
@@ -86,6 +90,7 @@ class CudaKernels(Kernels):
         self.description = description
         self.launcher = Launcher(device)
         self.graphs = graphs
+        self.warming = WarmUp(device)
 
     def linear(self, in_features: int, out_features: int, *, bias: bool) -> CudaLinear:
         return CudaLinear(self.empty(out_features, in_features), self.empty(out_features) if bias else None)
@@ -99,6 +104,11 @@ class CudaKernels(Kernels):
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         return self.launcher.silu_mul(gate_up, gate_up.new_empty((gate_up.shape[0], gate_up.shape[1] // 2)))
 
+    def vision(self, head_dim: int) -> CudaVision:
+        from visavis.engine.kernels.cuda.vision import CudaVision
+
+        return CudaVision(self, head_dim)
+
     def bind_cache(self, cache: KVCache) -> None:
         self.cache = cache
         self.layers = cache.data.unbind(0)
@@ -108,7 +118,15 @@ class CudaKernels(Kernels):
         self, model: Decoder, rope: RotaryEmbedding, cache: KVCache, max_batch: int, max_model_len: int
     ) -> AheadDecoder:
         step = DecodeStep(model, rope, cache, self.launcher, max_batch, max_model_len)
-        return AheadDecoder(step, max_model_len, graphs=self.graphs)
+        if self.launcher.gpu:
+            self.warming.decoding(step)
+        return AheadDecoder(step, max_model_len, graphs=self.graphs, ready=self.warming.wait)
+
+    def warm_up(self, model: Decoder, tower: VisionTower | None) -> None:
+        if self.launcher.gpu:
+            self.warming.prompts(self, model)
+            if tower is not None:
+                self.warming.pictures(tower)
 
     def plan(self, layout: StepLayout) -> Plan:
         decodes = chunks = None
@@ -158,4 +176,4 @@ class CudaKernels(Kernels):
         return self._ints([table + [0] * (widest - len(table)) for table in tables])
 
     def _ints(self, values: list[list[int]]) -> torch.Tensor:
-        return torch.tensor(values, dtype=torch.int32, device=self.device)
+        return send(torch.tensor(values, dtype=torch.int32), self.device)
