@@ -16,7 +16,7 @@ from pathlib import Path
 
 import torch
 
-from visavis.engine.machine import usable_cores
+from visavis.machine import usable_cores
 
 __all__ = ["DTYPES", "Target", "stream_tensors"]
 
