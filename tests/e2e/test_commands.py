@@ -151,3 +151,19 @@ def test_reader_that_goes_away_is_no_error() -> None:
     os.close(writer)
     assert done.returncode == 141
     assert done.stderr == ""
+
+
+def test_a_question_imports_nothing_heavy_beside_torch() -> None:
+    """Start-up is `import torch` and little more (benchmarks/start_up.py). What torch itself imports does not count."""
+    heavy = ("transformers", "accelerate", "huggingface_hub", "av", "rich", "requests", "torchvision", "sympy", "yaml")
+    code = f"""
+import sys, torch
+before = set(sys.modules)
+from visavis.cli import main
+assert main(["ask", "what is this?", "--image", {SCREEN!r}, "--max-tokens", "1", "--quiet"]) == 0
+new = set(sys.modules) - before
+parts = ("torch._dynamo", "torch._inductor", "PIL.TiffImagePlugin", "visavis.compare", "visavis.bench", "visavis.plan")
+print([m for m in new if m.split(".")[0] in {heavy!r} or m.startswith(parts)])
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=ENVIRONMENT, check=True)
+    assert done.stdout.splitlines()[-1] == "[]"

@@ -159,6 +159,10 @@ def test_no_import_circles_between_packages() -> None:
     [
         ("import visavis", ("torch", "numpy", "PIL", "rich", "transformers", "huggingface_hub", "jinja2")),
         ("import visavis.cli", ("torch", "transformers", "huggingface_hub")),
+        (
+            "import visavis.cli.app; visavis.cli.app.build_parser('ask')",
+            ("visavis.cli.compare", "visavis.cli.bench", "visavis.cli.plan", "numpy", "PIL", "rich"),
+        ),
         ("import visavis.families, visavis.chat, visavis.sampling", ("torch", "transformers", "huggingface_hub")),
         ("import visavis.engine", ("transformers", "torchvision", "rich", "torch._dynamo")),
     ],

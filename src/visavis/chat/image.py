@@ -104,7 +104,9 @@ def open_encoded(data: bytes, kind: Sniffed, policy: FetchPolicy) -> ImageFile.I
     """
     from PIL import Image
 
-    Image.init()
+    Image.preinit()  # PNG, JPEG, GIF, BMP, PPM; `init` imports all of some forty formats
+    if kind.decoder not in Image.OPEN:
+        Image.init()
     if kind.decoder not in Image.OPEN:
         raise MediaError(f"is {kind.name}, which the installed Pillow cannot read; convert it to PNG first")
     if kind.decoder == "WEBP":

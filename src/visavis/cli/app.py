@@ -37,15 +37,16 @@ class _Terminated(BaseException):
     """SIGTERM, as an exception, so that engines and their processes are closed on the way out."""
 
 
-def build_parser() -> Parser:
-    """The whole command line. Imports nothing heavy."""
+def build_parser(command: str | None = None) -> Parser:
+    """The command line, or as much of it as one `command` needs, whose module alone is then imported. Imports nothing
+    heavy."""
     parser = Parser(prog="visavis", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"visavis {__version__}")
     commands = parser.add_subparsers(dest="command", metavar="command", parser_class=Parser)
-    for name in COMMANDS:
+    for name in (command,) if command in COMMANDS else COMMANDS:
         module = import_module(f"visavis.cli.{name}")
-        command = module.add_parser(commands)
-        command.set_defaults(run=module.run, parser=command)
+        added = module.add_parser(commands)
+        added.set_defaults(run=module.run, parser=added)
     return parser
 
 
@@ -95,7 +96,8 @@ def _guarded(argv: Sequence[str] | None) -> int:
 
 
 def _run(argv: Sequence[str] | None) -> int:
-    parser = build_parser()
+    words = sys.argv[1:] if argv is None else argv
+    parser = build_parser(words[0] if words else None)
     args = parser.parse_all(argv)
     if args.command is None:
         parser.print_help(sys.stderr)
