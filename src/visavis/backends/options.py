@@ -203,4 +203,7 @@ def refuse_unsupported(engine: str, options: EngineOptions, supported: Collectio
     """Raises OptionError for an option that was set and that `engine` would have to ignore."""
     for f in fields(EngineOptions):
         if f.name not in supported and f.name not in _OURS and getattr(options, f.name) != f.default:
-            raise OptionError(f"{engine} has no {f.name}: {shorten(getattr(options, f.name))} cannot be honoured")
+            raise OptionError(
+                f"{engine} has no {f.name}: {shorten(getattr(options, f.name))} cannot be honoured; leave it out or "
+                "use another backend"
+            )

@@ -30,7 +30,11 @@ One chat, any engine, face to face: vision-language models through interchangeab
 
   visavis compare                              the bundled model on every engine here, 12 sample screens
   visavis ask "where is the search button?" -m MODEL --image screen.png --draw found.png
-  visavis count --image screen.png             tokens, before any engine starts"""
+  visavis bench --backends native,hf           speed alone, measured until it is steady
+  visavis plan -m MODEL --gpu-memory 24GiB     what fits, every setting and why, before anything is downloaded
+  visavis count --image screen.png             tokens, before any engine starts
+
+visavis COMMAND --help says more. MODEL: a Hugging Face folder or hub id; without it the bundled tiny-screen."""
 
 
 class _Terminated(BaseException):
@@ -42,7 +46,7 @@ def build_parser(command: str | None = None) -> Parser:
     heavy."""
     parser = Parser(prog="visavis", description=DESCRIPTION)
     parser.add_argument("--version", action="version", version=f"visavis {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="command", parser_class=Parser)
+    commands = parser.add_subparsers(title="commands", dest="command", metavar="COMMAND", parser_class=Parser)
     for name in (command,) if command in COMMANDS else COMMANDS:
         module = import_module(f"visavis.cli.{name}")
         added = module.add_parser(commands)

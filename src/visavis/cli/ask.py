@@ -79,7 +79,10 @@ def run(args: Namespace) -> int:
     if args.draw is not None:
         from visavis.grounding.output import check_image_path
 
-        check_image_path(args.draw)
+        try:
+            check_image_path(args.draw)
+        except OptionError as error:
+            raise OptionError(f"--draw {error}") from None
         refuse_overwriting("--draw", args.draw, cases)
     announce_model(args, output)
 

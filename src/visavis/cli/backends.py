@@ -88,6 +88,7 @@ def _install(args: Namespace, output: Output) -> int:
     from visavis.backends.install import install
     from visavis.backends.recipes import recipe_for
 
+    _refuse_without_environment(args.name)
     recipe = recipe_for(args.name, cuda=args.cuda or (not args.cpu and bool(cuda_gpus())))
     with output.only_ours():
         made = install(recipe, output.say)
@@ -98,6 +99,19 @@ def _install(args: Namespace, output: Output) -> int:
     else:
         output.piece(f"{made.engine} {made.version} is ready: visavis compare --backends native,{made.engine}\n")
     return 0
+
+
+def _refuse_without_environment(name: str) -> None:
+    """Raises OptionError for an engine that runs in this interpreter."""
+    from visavis.backends.recipes import INSTALLABLE
+    from visavis.backends.registry import availability
+
+    for entry in availability():
+        if entry.name == name and name not in INSTALLABLE:
+            here = "is here already" if entry.can_run else f"is added by {entry.fix}"
+            raise OptionError(
+                f"{name} has no environment of its own and {here}; those that may: {', '.join(INSTALLABLE)}"
+            )
 
 
 def _remove(args: Namespace, output: Output) -> int:

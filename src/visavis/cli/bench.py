@@ -5,6 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,7 +19,7 @@ from visavis.cli.bench_options import (
 )
 from visavis.cli.bench_work import able_to, family_of, plan_of, users_of, work_of
 from visavis.cli.caches import switch_off
-from visavis.cli.engines import Opener, choose_backends, progress_display
+from visavis.cli.engines import Opener, choose_backends, progress_display, refuse_engines
 from visavis.cli.model_file import described_by, interpreters_of, use_model_file
 from visavis.cli.options import (
     add_engine_options,
@@ -61,7 +62,10 @@ with prompts made to measure that no cache has seen. Writes a result file after 
   visavis bench --resume bench.json                         goes on where it was interrupted
   visavis bench report a.json b.json --html r.html          tables, charts, CSV, old against new""",
     )
-    actions = parser.add_subparsers(dest="bench_action", metavar="", parser_class=Parser)
+    actions = parser.add_subparsers(
+        title="reports of earlier results", dest="bench_action", metavar="[report FILE …]", parser_class=Parser
+    )
+    parser.explain_word = partial(refuse_engines, "bench")  # type: ignore[method-assign]
     bench_report.add_parser(actions, parser)
     add_model_option(parser)
     parser.add_argument("--backends", metavar="A,B", help="(default: all that can run here)")
@@ -103,7 +107,7 @@ with prompts made to measure that no cache has seen. Writes a result file after 
         help="start the engine anew for every round, one engine at a time: less memory, and a spread of the starts",
     )
     how.add_argument("--no-ceiling", action="store_true", help="do not measure what the machine reads and multiplies")
-    add_sampling_options(parser, single=False)
+    add_sampling_options(parser, single=False, lengths=False)
     add_engine_options(parser)
     files = parser.add_argument_group("files")
     files.add_argument("--out", metavar="FILE", help="the result (default: bench-MODEL-TIME.json)")
@@ -116,6 +120,7 @@ with prompts made to measure that no cache has seen. Writes a result file after 
 def run(args: Namespace) -> int:
     """0; 1 when an engine failed or a row is void. Raises InputError for bad input."""
     if args.words_left:
+        refuse_engines("bench", *args.words_left)
         raise OptionError(f"bench: {shorten(args.words_left[0])} belongs to no option; see visavis bench --help")
     output = Output(args)
     bench_report.check_forms(args)

@@ -93,7 +93,7 @@ def run(args: Namespace) -> int:
     use_model_file(args)
     raw = asked_cases(args)
     for flag, path in (("--report", args.report), ("--csv", args.csv)):
-        check_writable(path)
+        check_writable(flag, path)
         if path is not None:
             refuse_overwriting(flag, path, raw, (args.messages, args.settings))
     if args.report is not None and args.report == args.csv:

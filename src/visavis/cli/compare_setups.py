@@ -9,14 +9,14 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from visavis.cli.caches import CACHES_OFF
-from visavis.cli.engines import Opener, choose_backends
-from visavis.cli.inputs import RawCase, raw_cases, read_messages_file, samples_file
+from visavis.cli.engines import Opener, choose_backends, refuse_engines
+from visavis.cli.inputs import RawCase, raw_cases, read_messages_file, refuse_look_alikes, samples_file
 from visavis.cli.model_file import described_by, interpreters_of
 from visavis.cli.options import named_value
-from visavis.errors import OptionError, shorten
+from visavis.errors import OptionError, shorten, shorten_path
 
 if TYPE_CHECKING:
     from visavis.backends.base import ModelInterface, Progress
@@ -66,10 +66,24 @@ def asked_cases(args: Namespace) -> list[RawCase]:
     if args.folder is not None:
         folder = Path(args.folder).expanduser()
         if not folder.is_dir():
-            args.words_left = [args.folder, *args.words_left]
-        else:
-            _use_example(args, folder)
+            _refuse_folder(args)
+        _use_example(args, folder)
+    if args.words_left:
+        raise OptionError(f"{shorten(args.words_left[0])} belongs to no option; see visavis compare --help")
     return raw_cases(args) or read_messages_file(samples_file())
+
+
+def _refuse_folder(args: Namespace) -> NoReturn:
+    """What stands where an example's folder may stand and is none."""
+    refuse_engines("compare", args.folder, *args.words_left)
+    if any(letter.isspace() for letter in args.folder.strip()):
+        raise OptionError(f"a question is asked with --ask: visavis compare --ask {shlex.quote(args.folder)[:80]}")
+    if Path(args.folder).suffix or ":" in args.folder:
+        refuse_look_alikes(args.folder, args)
+    raise OptionError(
+        f"there is no folder {shorten_path(args.folder)}; an example is a folder with messages.json and settings.toml, "
+        "a question is asked with --ask, a model named with -m"
+    )
 
 
 def _use_example(args: Namespace, folder: Path) -> None:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from visavis.backends.registry import Availability
     from visavis.cli.output import Output
 
-__all__ = ["Opener", "Say", "choose_backends", "progress_display"]
+__all__ = ["Opener", "Say", "choose_backends", "progress_display", "refuse_engines"]
 
 Say = Callable[[str, str, int, int], None]
 """Called as (backend, what it does, done, total)."""
@@ -83,6 +83,15 @@ def choose_backends(
     if not (names := tuple(e.name for e in found if e.can_run)):
         raise OptionError("no backend can run here; visavis backends says what adds them")
     return names, skipped
+
+
+def refuse_engines(command: str, *words: str) -> None:
+    """Raises OptionError where words that belong to no option are names of engines."""
+    from visavis.backends.registry import NAMES
+
+    names = [name.strip() for word in words for name in word.split(",")]
+    if names and all(name in NAMES for name in names):
+        raise OptionError(f"engines are named by a flag: visavis {command} --backends {','.join(names)}")
 
 
 @contextmanager

@@ -28,6 +28,7 @@ __all__ = [
     "question_of",
     "raw_cases",
     "read_messages_file",
+    "refuse_look_alikes",
     "refuse_overwriting",
     "samples_file",
 ]
@@ -128,12 +129,10 @@ def _question(args: Namespace) -> str | None:
     """The question, or None; what is no question is asked back with the right usage."""
     if isinstance(args.question, str) or args.question is None:
         asked = [] if args.question is None else [args.question]
-        if args.words_left:
-            raise OptionError(f"{shorten(args.words_left[0])} belongs to no option: {_usage(args)}")
     else:
         asked = [*args.question, *args.words_left]
     for word in asked:
-        _refuse_look_alikes(word, args)
+        refuse_look_alikes(word, args)
     if len(asked) > 1:
         raise OptionError(f"the question is {len(asked)} words to the shell; put it in quotes: {_usage(args)}")
     if not asked:
@@ -143,7 +142,8 @@ def _question(args: Namespace) -> str | None:
     return str(asked[0])
 
 
-def _refuse_look_alikes(word: str, args: Namespace) -> None:
+def refuse_look_alikes(word: str, args: Namespace) -> None:
+    """Raises OptionError for a word that looks like a file, a model or an address, with the flag it belongs to."""
     path = Path(word)
     if any(letter.isspace() for letter in word.strip()) or not word.strip():
         return

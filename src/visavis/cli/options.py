@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from argparse import ArgumentParser, Namespace
+from argparse import SUPPRESS, ArgumentParser, Namespace
 from collections.abc import Collection
 from typing import TYPE_CHECKING, Any
 
@@ -83,19 +83,24 @@ def pixel_limits(args: Namespace) -> PixelLimits | None:
         return None
     from visavis.chat.types import PixelLimits
 
-    return PixelLimits(
-        min_pixels=_product("--min-pixels", args.min_pixels), max_pixels=_product("--max-pixels", args.max_pixels)
-    )
+    low, high = _product("--min-pixels", args.min_pixels), _product("--max-pixels", args.max_pixels)
+    if low is not None and high is not None and low > high:
+        raise OptionError(f"--min-pixels {low} is more than --max-pixels {high}; give them the other way round")
+    return PixelLimits(min_pixels=low, max_pixels=high)
 
 
-def add_sampling_options(parser: ArgumentParser, *, single: bool) -> None:
-    """`single`: also what only makes sense for one answer at a time (n, log-probabilities)."""
+def add_sampling_options(parser: ArgumentParser, *, single: bool, lengths: bool = True) -> None:
+    """`single`: also what only makes sense for one answer at a time (n, log-probabilities). Without `lengths` the flags
+    about the answer's length are understood, to be refused with a reason, and not shown."""
     group = parser.add_argument_group("sampling", "Greedy unless asked otherwise; engines' own defaults never count.")
     for flag, name, metavar, text in _SAMPLING:
-        group.add_argument(flag, dest=name, metavar=metavar, help=text)
+        shown = lengths or name not in ("max_tokens", "min_tokens")
+        group.add_argument(flag, dest=name, metavar=metavar, help=text if shown else SUPPRESS)
     group.add_argument("--stop", action="append", type=words, metavar="TEXT", help="end before this text; repeatable")
     group.add_argument("--stop-token-id", action="append", metavar="ID", help="end at this token; repeatable")
-    group.add_argument("--ignore-eos", action="store_true", help="go on after the model's end token")
+    group.add_argument(
+        "--ignore-eos", action="store_true", help="go on after the model's end token" if lengths else SUPPRESS
+    )
     group.add_argument("--logit-bias", action="append", metavar="ID:X", help="add X to a token's logit; repeatable")
     group.add_argument(
         "--bad-word", action="append", type=words, metavar="TEXT", help="never generate this text; repeatable"
@@ -180,7 +185,11 @@ def add_engine_options(parser: ArgumentParser) -> None:
         "--gpu-memory-utilization", metavar="X", help="share of the GPU's memory (default: the engine's)"
     )
     group.add_argument("--tensor-parallel-size", metavar="N", help="GPUs to split the model over (default: 1)")
-    group.add_argument("--quantization", metavar="NAME", help="of the weights (default: the checkpoint's)")
+    group.add_argument(
+        "--quantization",
+        metavar="NAME",
+        help="of the weights, e.g. int8; what each engine knows (default: as the checkpoint is)",
+    )
     group.add_argument(
         "--limit-per-prompt",
         metavar="image=N,video=N",

@@ -29,8 +29,8 @@ def add_output_options(parser: ArgumentParser) -> None:
     group.add_argument("-q", "--quiet", action="store_true", help="say nothing on stderr but errors")
 
 
-def check_writable(path: str | None) -> None:
-    """Raises OptionError, before any work is done, where a file that was asked for cannot be written."""
+def check_writable(flag: str, path: str | None) -> None:
+    """Raises OptionError, before any work is done, where the file that `flag` asks for cannot be written."""
     if path is None:
         return
     file = Path(path)
@@ -43,7 +43,9 @@ def check_writable(path: str | None) -> None:
         possible = False
     place = file if possible and file.exists() else file.parent
     if not possible or file.is_dir() or not file.parent.is_dir() or not os.access(place, os.W_OK):
-        raise OptionError(f"{shorten_path(path)} cannot be written: name a file in a folder that exists and is yours")
+        raise OptionError(
+            f"{flag} {shorten_path(path)} cannot be written: name a file in a folder that exists and is yours"
+        )
 
 
 def write_file(path: str, text: str) -> None:

@@ -49,7 +49,14 @@ class Parser(argparse.ArgumentParser):
         if action.choices is not None and value not in action.choices:
             known = [str(c) for c in action.choices]
             what = action.option_strings[0] if action.option_strings else (action.metavar or action.dest)
+            if isinstance(action, argparse._SubParsersAction):
+                self.explain_word(str(value))
+                what = self.prog.partition(" ")[2] or "command"
             raise OptionError(f"{what}: {shorten(value)} is unknown; {_suggestion(str(value), known)}")
+
+    def explain_word(self, word: str) -> None:
+        """Raises OptionError where more can be said of a word in a subcommand's place than that it is unknown: commands
+        replace it."""
 
     def parse_all(self, argv: Sequence[str] | None) -> argparse.Namespace:
         """As `parse_args`, with the nearest flag named for a mistyped one.

@@ -85,7 +85,7 @@ def run(args: Namespace) -> int:
     from visavis.plan.engines import ENGINES
 
     output = Output(args)
-    check_writable(args.report)
+    check_writable("--report", args.report)
     if args.words_left:
         raise OptionError(f"plan: {shorten(args.words_left[0])} belongs to no option; the model is given with -m")
     context = _use_file(args)

@@ -82,7 +82,9 @@ def test_unknown_names_get_the_nearest() -> None:
 def test_an_option_an_engine_would_ignore_is_refused() -> None:
     refuse_unsupported("hf", EngineOptions(dtype="float32"), {"dtype"})
     refuse_unsupported("hf", EngineOptions(warmup=False, extra={"x": 1}), ())
-    with pytest.raises(OptionError, match="hf has no quantization: 'awq' cannot be honoured"):
+    with pytest.raises(
+        OptionError, match="hf has no quantization: 'awq' cannot be honoured; leave it out or use another"
+    ):
         refuse_unsupported("hf", EngineOptions(quantization="awq"), {"dtype"})
 
 

@@ -45,7 +45,17 @@ from tests.unit.cli.conftest import Cli
         (["ask", "hi", "--backend", "transformer"], "hf"),
         (["ask", "hi", "--draw", "out.png", "--backend", "fake"], "--draw needs an image"),
         (["ask", "--image", "a.png"], "question is missing"),
-        (["compare", "screen.png"], "belongs to no option"),
+        (["compare", "screen.png"], 'did you mean: visavis compare --ask "what is this?" --image screen.png'),
+        (["compare", "native", "hf"], "engines are named by a flag: visavis compare --backends native,hf"),
+        (["compare", "what is this?"], "visavis compare --ask 'what is this?'"),
+        (["compare", "/no/where"], "there is no folder '/no/where'; an example is a folder with messages.json"),
+        (["compare", "--report", "/no/where/r.html"], "--report '/no/where/r.html' cannot be written"),
+        (["bench", "native,hf"], "engines are named by a flag: visavis bench --backends native,hf"),
+        (["bench", "repot"], "bench: 'repot' is unknown; did you mean report?"),
+        (["nope"], "command: 'nope' is unknown; known: ask, "),
+        (["ask", "hi", "--min-pixels", "99", "--max-pixels", "9"], "--min-pixels 99 is more than --max-pixels 9"),
+        (["ask", "hi", "--image", "a.png", "--draw", "a.xyz"], "--draw 'a.xyz': the file must end in .png"),
+        (["backends", "install", "openai"], "openai has no environment of its own and is here already"),
         (["compare", "--backends", "native,native"], "names native twice"),
         (["compare", "--backends", ","], "names none"),
         (["compare", "--backends", "natvie"], "did you mean native?"),
@@ -161,12 +171,19 @@ def test_no_command_shows_help_on_stderr(cli: Cli) -> None:
     assert "compare" in done.err
 
 
-@pytest.mark.parametrize("command", ["ask", "compare", "count", "samples", "backends"])
+@pytest.mark.parametrize("command", ["ask", "compare", "bench", "count", "plan", "samples", "backends"])
 def test_help_of_every_command(cli: Cli, command: str) -> None:
     done = cli(command, "--help")
     assert done.code == 0
     assert "--json" in done.out
     assert "None" not in done.out
+
+
+def test_bench_does_not_offer_the_lengths_it_refuses(cli: Cli) -> None:
+    text = cli("bench", "--help").out
+    assert not [flag for flag in ("--max-tokens", "--min-tokens", "--ignore-eos") if flag in text]
+    assert "--output-tokens" in text
+    assert "--output-tokens" in cli("bench", "--max-tokens", "5").complaint
 
 
 def test_defaults_are_shown_in_help(cli: Cli) -> None:

@@ -112,7 +112,7 @@ def test_remove_deletes_the_environment(cli: Cli, monkeypatch: pytest.MonkeyPatc
     ("argv", "said"),
     [
         (["install"], "vllm | sglang"),
-        (["install", "native"], "known: vllm, sglang"),
+        (["install", "native"], "those that may: vllm, sglang"),
         (["remove", "hf"], "no environment of its own"),
         (["list", "vllm"], "visavis backends install NAME"),
         (["instal", "vllm"], "did you mean install?"),
