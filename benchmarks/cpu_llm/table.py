@@ -109,7 +109,7 @@ def accuracy(record: dict[str, Any] | None) -> list[str]:
     for name, row in others:
         change = row["perplexity"] / reference[1]["perplexity"] - 1
         lines.append(
-            f"| {name} | {row['logit_error_mean']:.2%} | {row['logit_error_max']:.2%} | {row['kl_mean']:.5f} | "
+            f"| {name} | {row['logit_error_mean']:.2%} | {row['logit_error_max']:.2%} | {max(row['kl_mean'], 0):.5f} | "
             f"{row['top1_same']:.1%} | {row['answers_exact']} of {row['answers']} | "
             f"{row['tokens_before_a_difference']:.0%} | {row['perplexity']:.3f} ({change:+.2%}) |"
         )
