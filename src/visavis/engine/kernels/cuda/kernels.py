@@ -13,7 +13,7 @@ from visavis.engine.kernels.base import AttentionRow, Kernels, Rotation, StepLay
 from visavis.engine.kernels.cuda.ahead import AheadDecoder
 from visavis.engine.kernels.cuda.step import DecodeStep
 from visavis.engine.kernels.cuda.warm_up import WarmUp
-from visavis.engine.kernels.triton.launch import DecodeScratch, Launcher
+from visavis.engine.kernels.triton.launch import DecodeScratch, Launcher, pad
 from visavis.engine.kv_cache import KVCache
 from visavis.engine.transfer import send
 
@@ -24,6 +24,10 @@ if TYPE_CHECKING:
     from visavis.engine.models.vision import VisionTower
 
 __all__ = ["CudaKernels", "CudaLinear", "CudaNorm"]
+
+MIXED_SPLITS = 8
+"""Programs that share a decoding request's keys in a step with prompts, whatever the number of requests: a kernel is
+compiled for each number, which would come to seconds while prompts arrive."""
 
 
 class CudaLinear:
@@ -153,7 +157,7 @@ class CudaKernels(Kernels):
             d = plan.decodes
             self.launcher.decode_attention(
                 qkv[: d.count], cache, out, d.tables, d.table_rows, d.lengths,
-                block_size=self.cache.block_size, scratch=self._decode_scratch(d.count, qkv),
+                block_size=self.cache.block_size, scratch=self._decode_scratch(d.count, qkv), splits=MIXED_SPLITS,
             )  # fmt: skip
         if plan.chunks is not None:
             c = plan.chunks
@@ -164,9 +168,10 @@ class CudaKernels(Kernels):
 
     def _decode_scratch(self, rows: int, qkv: torch.Tensor) -> DecodeScratch:
         if self._scratch is None or self._scratch[0] < rows:
-            kv_heads = self.cache.num_kv_heads
+            kv_heads, d = self.cache.num_kv_heads, qkv.shape[2]
             group = (qkv.shape[1] - 2 * kv_heads) // kv_heads
-            self._scratch = (rows, self.launcher.decode_scratch(rows, kv_heads, group, qkv.shape[2], 1))
+            floats = rows * kv_heads * MIXED_SPLITS * pad(group, 16) * (pad(d, 16) + 2)
+            self._scratch = (rows, DecodeScratch.make(floats, rows * kv_heads, self.device))
         return self._scratch[1]
 
     def _tables(self, rows: Sequence[AttentionRow]) -> torch.Tensor:

@@ -54,7 +54,7 @@ def _attend(q_low, q_high, k_low, k_high, v, live, acc, top, total, scale, PRECI
     return accumulate(score, v, acc, top, total, PRECISION)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])  # which changes from step to step beside prompts
 def decode_attention_kernel(
     qkv,  # (rows, H + 2K, D)
     cache,  # (slots, 2K, D) of this layer

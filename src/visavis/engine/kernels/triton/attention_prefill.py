@@ -34,7 +34,7 @@ def _tile(
     return accumulate(score, v, acc, top, total, PRECISION)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_stride"])  # which changes from step to step
 def prefill_attention_kernel(
     qkv,  # (tokens, H + 2K, D), rotated; keys and values are read from the cache
     cache,  # (slots, 2K, D) of this layer
