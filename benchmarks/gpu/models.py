@@ -12,9 +12,10 @@ import torch
 import visavis.engine.engine as engine_module
 from visavis.engine import EngineConfig, NativeEngine
 from visavis.engine.model_config import ModelConfig
-from visavis.prompt import Prompt
+from visavis.families.positions import VisualBlock, mrope_positions
+from visavis.prompt import PatchRule, PreparedMedia, Prompt, Span
 
-__all__ = ["CONFIGS", "kv_bytes_per_token", "make_engine", "random_prompt", "weight_bytes"]
+__all__ = ["CONFIGS", "kv_bytes_per_token", "make_engine", "picture_prompt", "random_prompt", "weight_bytes"]
 
 
 def _qwen2(hidden: int, inner: int, layers: int, heads: int, kv: int, vocab: int, tied: bool) -> dict[str, Any]:
@@ -37,7 +38,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "Qwen2-VL-7B": _qwen2(*QWEN_7B)
     | {
         "architectures": ["Qwen2VLForConditionalGeneration"],
-        "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]},
+        "rope_scaling": {"type": "mrope", "mrope_section": [16, 24, 24]}, "image_token_id": 151655,
         "vision_config": {"depth": 32, "embed_dim": 1280, "num_heads": 16, "mlp_ratio": 4, "hidden_size": 3584,
                           "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2, "in_channels": 3},
     },
@@ -69,6 +70,26 @@ def random_prompt(rng: np.random.Generator, length: int, vocab: int) -> Prompt:
         model="random", family="qwen2", text="", canonical_ids=ids, token_ids=ids,
         position_ids=np.arange(length, dtype=np.int64)[None], rope_delta=0, media=(), patch_rule=None,
         image_token_id=None, video_token_id=None,
+    )  # fmt: skip
+
+
+def picture_prompt(rng: np.random.Generator, config: Mapping[str, Any]) -> Prompt:
+    """A picture of 1920 × 1080 after its resize to 1316 × 728 (1,222 tokens), and 40 tokens of text around it."""
+    rows, columns, before, after = 26, 47, 15, 25
+    rule = PatchRule(14, 2, 2, (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
+    size = (rows * rule.cell, columns * rule.cell)
+    pixels = rng.integers(0, 256, (*size, 3), dtype=np.uint8)
+    span, token = Span(before, rows * columns), config["image_token_id"]
+    words = rng.integers(0, 150000, before + after).tolist()
+    ids = (*words[:before], *[token] * span.length, *words[before:])
+    positions, delta = mrope_positions(len(ids), [VisualBlock(before, 1, rows, columns)])
+    item = PreparedMedia(
+        "image", pixels, (1080, 1920), size, (1, size[0] // 14, size[1] // 14), span.length, span, Span(before, 1),
+        str(rng.integers(1 << 62)),
+    )  # fmt: skip
+    return Prompt(
+        model="random", family="qwen2_vl", text="", canonical_ids=(*words[:before], token, *words[before:]),
+        token_ids=ids, position_ids=positions, rope_delta=delta, media=(item,), patch_rule=rule, image_token_id=token,
     )  # fmt: skip
 
 

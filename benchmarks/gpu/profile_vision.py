@@ -197,9 +197,8 @@ def preparation(family: Family) -> None:
 
 
 def main(parts: list[str]) -> None:
-    if "attention" in parts:
+    if parts == ["attention"]:
         attention()
-    if not {"first", "many", "prepare"} & set(parts):
         return
     engine, family = load() if {"first", "many"} & set(parts) else (None, load(engine=False)[1])
     if "prepare" in parts:
@@ -208,6 +207,8 @@ def main(parts: list[str]) -> None:
         first(engine, family)
     if engine is not None and "many" in parts:
         many(engine, family)
+    if "attention" in parts:
+        attention()
 
 
 if __name__ == "__main__":

@@ -40,10 +40,10 @@ CELLS = 8
 
 
 class WarmUp:
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, threads: int = THREADS) -> None:
         self.device = device
         self.errors: list[BaseException] = []
-        self._pool = ThreadPoolExecutor(THREADS, "visavis-warm")
+        self._pool = ThreadPoolExecutor(threads, "visavis-warm")
         self._jobs: list[Future[None]] = []
 
     def add(self, job: Callable[[], None]) -> None:
