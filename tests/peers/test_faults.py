@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from tests.peers.conftest import alive, engine_options, worker
-from visavis.backends.child_process import descendants
+from visavis.child_process import descendants
 from visavis.backends.worker import WorkerModel
 from visavis.errors import BackendError, VisavisError, WorkerDiedError
 from visavis.sampling import SamplingParams

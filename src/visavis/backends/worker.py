@@ -13,7 +13,6 @@ from dataclasses import replace
 from typing import Any, NoReturn
 
 from visavis.backends.base import Capabilities, EngineRequest, LoadInfo, ModelInterface, Progress, TokenEvent
-from visavis.backends.child_process import ChildProcess
 from visavis.backends.options import EngineOptions
 from visavis.backends.protocol import (
     PROTOCOL,
@@ -32,6 +31,7 @@ from visavis.backends.protocol import (
     Usage,
     unpack_events,
 )
+from visavis.child_process import ChildProcess
 from visavis.errors import BackendError, InputError, VisavisError, WorkerDiedError
 
 __all__ = ["WorkerModel"]

@@ -16,7 +16,6 @@ from typing import Any
 
 import visavis
 from visavis.backends.base import ModelInterface, TokenEvent
-from visavis.backends.child_process import descendants, peak_rss_bytes
 from visavis.backends.devices import gpu_bytes_of
 from visavis.backends.protocol import (
     PROTOCOL,
@@ -37,6 +36,7 @@ from visavis.backends.protocol import (
     portable_error,
 )
 from visavis.backends.registry import new
+from visavis.child_process import descendants, peak_rss_bytes
 
 __all__ = ["main"]
 

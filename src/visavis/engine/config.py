@@ -48,6 +48,7 @@ class EngineConfig:
     quantization: str | None = None  # int8 and int4 are made at load; awq and gptq are what a checkpoint has, or not
     kernels: str = "auto"  # auto, torch (the plain reference), or compiled (an error where that cannot be had)
     enforce_eager: bool = False  # no CUDA graphs: each kernel of a decode step is launched by itself
+    tensor_parallel_size: int = 1  # GPUs that share the model; on a CPU processes
 
     def resolve(self, model: ModelConfig) -> EngineSettings:
         """Fills in what was not said. Raises OptionError for values out of range or at odds with each other."""
@@ -55,6 +56,7 @@ class EngineConfig:
             _check_positive(name, getattr(self, name))
         _check_positive("max_model_len", self.max_model_len)
         _check_positive("threads", self.threads)
+        _check_positive("tensor_parallel_size", self.tensor_parallel_size)
         if self.kernels not in KERNELS:
             raise OptionError(f"kernels {shorten(self.kernels)} is not known; give {', '.join(KERNELS)}")
         _check_positive("encoder_cache_bytes", self.encoder_cache_bytes, least=0)
@@ -63,6 +65,8 @@ class EngineConfig:
         if self.num_blocks is not None and self.kv_cache_bytes is not None:
             raise OptionError("num_blocks and kv_cache_bytes both size the KV cache; give one of them")
         device = _device(self.device)
+        if self.tensor_parallel_size > 1:
+            device = _first_of(device, self.tensor_parallel_size)
         max_model_len = self.max_model_len or model.max_position
         if max_model_len > model.max_position:
             raise OptionError(
@@ -93,6 +97,7 @@ class EngineConfig:
             scheme=_scheme(self.quantization, model.quantization),
             kernels=self.kernels,
             enforce_eager=self.enforce_eager,
+            tensor_parallel_size=self.tensor_parallel_size,
         )
 
 
@@ -115,6 +120,7 @@ class EngineSettings:
     scheme: Scheme | None  # what the decoder's matrices are in; None: `dtype`
     kernels: str
     enforce_eager: bool
+    tensor_parallel_size: int = 1
 
     @property
     def quantization(self) -> str | None:
@@ -122,13 +128,21 @@ class EngineSettings:
 
     def step_bytes(self, model: ModelConfig) -> int:
         """About what the largest step takes on a GPU beside weights and cache: its activations, and logits twice."""
-        item = self.dtype.itemsize
+        logits = self.max_num_seqs * model.vocab_size * (2 * 4 + self.dtype.itemsize)
+        tokens = self.tokens_bytes(model, self.max_num_batched_tokens)
+        return tokens + logits + self.patches_bytes(model, MAX_PATCHES_PER_PASS)
+
+    def tokens_bytes(self, model: ModelConfig, tokens: int) -> int:
+        """About the activations of so many tokens in the decoder."""
         heads = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim
-        token = item * (3 * model.intermediate_size + 2 * heads + 5 * model.hidden_size)
-        logits = self.max_num_seqs * model.vocab_size * (2 * 4 + item)
+        return tokens * self.dtype.itemsize * (3 * model.intermediate_size + 2 * heads + 5 * model.hidden_size)
+
+    def patches_bytes(self, model: ModelConfig, patches: int) -> int:
+        """About the activations of so many patches in the vision tower."""
         tower = model.vision
-        patch = 0 if tower is None else item * (2 * tower.intermediate_size + 8 * tower.hidden_size)
-        return self.max_num_batched_tokens * token + logits + MAX_PATCHES_PER_PASS * patch
+        if tower is None:
+            return 0
+        return patches * self.dtype.itemsize * (2 * tower.intermediate_size + 8 * tower.hidden_size)
 
     def block_bytes(self, model: ModelConfig) -> int:
         return model.kv_values_per_token * self.dtype.itemsize * self.block_size
@@ -141,6 +155,8 @@ class EngineSettings:
         per_block = self.block_bytes(model)
         per_request = -(-self.max_model_len // self.block_size)
         there = _free_memory(self.device)
+        if self.device.type == "cpu":  # which all ranks share
+            there //= self.tensor_parallel_size
         asked = self.kv_cache_bytes if self.num_blocks is None else self.num_blocks * per_block
         if asked is not None and asked > there:
             name = f"kv_cache_bytes {asked}" if self.num_blocks is None else f"num_blocks {self.num_blocks}"
@@ -198,6 +214,23 @@ def _device(name: str) -> torch.device:
     if device.index is not None and device.index >= count:
         raise OptionError(f"device {name} was asked for and the last one of this machine is {device.type}:{count - 1}")
     return device
+
+
+def _first_of(device: torch.device, size: int) -> torch.device:
+    """Rank 0's, where `size` ranks have one each: a GPU, the other ranks those behind it, or the CPU."""
+    if device.type == "cpu":
+        return device
+    if device.index is not None:
+        raise OptionError(
+            f"device {device} is one GPU and tensor_parallel_size is {size}; give device cuda, and choose the GPUs "
+            "with CUDA_VISIBLE_DEVICES"
+        )
+    visible = torch.cuda.device_count()
+    if visible < size:
+        raise OptionError(
+            f"tensor_parallel_size {size} needs {size} GPUs, {visible} {'is' if visible == 1 else 'are'} visible"
+        )
+    return torch.device("cuda", 0)
 
 
 def _dtype(name: str, device: torch.device, model: ModelConfig) -> torch.dtype:

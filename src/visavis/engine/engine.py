@@ -6,6 +6,7 @@ import itertools
 import time
 import warnings
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,21 +15,20 @@ import torch
 
 from visavis.completion import FinishReason, TokenLogprobs
 from visavis.engine.block_pool import BlockPool
-from visavis.engine.config import EngineConfig
+from visavis.engine.communicator import ALONE, Communicator
+from visavis.engine.config import EngineConfig, EngineSettings
 from visavis.engine.encoder import VisionEncoder
 from visavis.engine.kernels.choose import choose_kernels
-from visavis.engine.kv_cache import KVCache
-from visavis.engine.loader import load_weights, tensor_names
+from visavis.engine.loader import tensor_names
 from visavis.engine.model_config import ModelConfig
-from visavis.engine.models.decoder import Decoder
-from visavis.engine.models.rope import RotaryEmbedding
-from visavis.engine.models.vision import VisionTower
 from visavis.engine.out_of_memory import first_line, is_out_of_memory
+from visavis.engine.parallel.sharding import config_of_one
 from visavis.engine.requests import make_sequence
 from visavis.engine.runner import Runner
 from visavis.engine.sampler import NOTHING_ALLOWED, Sampler, why_nothing
 from visavis.engine.scheduler import ScheduledStep, Scheduler
 from visavis.engine.sequence import Sequence
+from visavis.engine.share import ModelShare
 from visavis.engine.statistics import Counters, EngineStatistics, snapshot
 from visavis.engine.structured import Grammars, completes
 from visavis.errors import BackendError, OptionError, shorten
@@ -79,54 +79,44 @@ class NativeEngine:
         """
         begin = time.perf_counter()
         report = progress or (lambda phase, seconds: None)
-        self.model_config = ModelConfig.from_dict(config)
-        self.settings = (engine_config or EngineConfig()).resolve(self.model_config)
+        whole = ModelConfig.from_dict(config)
+        self.settings = (engine_config or EngineConfig()).resolve(whole)
+        ranks = self.settings.tensor_parallel_size
+        self.model_config = c = config_of_one(whole, ranks, self.settings.scheme)
         # Not more threads than may run, unless the user says so: torch counts the machine's cores, not a container's.
-        threads = self.settings.threads or min(torch.get_num_threads(), usable_cores())
+        threads = self.settings.threads or min(torch.get_num_threads(), max(usable_cores() // ranks, 1))
         if threads != torch.get_num_threads():
             torch.set_num_threads(threads)
-        device, dtype = self.settings.device, self.settings.dtype
-        with torch.inference_mode():
+        if self.settings.scheme is not None and self.settings.scheme.is_checkpoint:
+            self.settings = replace(self.settings, scheme=self.settings.scheme.found_in(tensor_names(Path(model_path))))
+        with ExitStack() as undo, torch.inference_mode():
+            self.communicator = communicator = ALONE if ranks == 1 else _lead(model_path, c, self.settings, threads)
+            undo.callback(communicator.close)
             report("compile", time.perf_counter() - begin)
-            if self.settings.scheme is not None and self.settings.scheme.is_checkpoint:
-                self.settings = replace(
-                    self.settings, scheme=self.settings.scheme.found_in(tensor_names(Path(model_path)))
-                )
-            kernels = choose_kernels(self.model_config, self.settings)
+            kernels = choose_kernels(c, self.settings)
+            kernels.communicator = communicator
             self.kernels = kernels.description
             self.compile_s = time.perf_counter() - begin
             report("load", self.compile_s)
-            model = Decoder(self.model_config, kernels)
-            tower = VisionTower(self.model_config.vision, kernels) if self.model_config.vision is not None else None
-            kernels.warm_up(model, tower)
-            weights = dict(model.weights()) | dict(tower.weights() if tower is not None else ())
-            stored_head = load_weights(Path(model_path), weights, tied=self.model_config.tie_word_embeddings)
-            if stored_head is not None:
-                model.lm_head = stored_head
-            kernels.weights_loaded(model)
-            c = self.model_config
-            self.num_blocks = self.settings.kv_blocks(c)
+            share = communicator.led(ModelShare(Path(model_path), c, self.settings, kernels))
+            communicator.join()
+            self.num_blocks = communicator.smallest(self.settings.kv_blocks(c))
             self.max_model_len = min(self.settings.max_model_len, self.num_blocks * self.settings.block_size)
-            cache = KVCache(
-                c.num_layers,
-                self.num_blocks,
-                self.settings.block_size,
-                c.num_kv_heads,
-                c.head_dim,
-                device=device,
-                dtype=dtype,
-            )
+            cache = share.add_cache(self.num_blocks)
+            communicator.make_caches(self.num_blocks, self.max_model_len)
+            tower, seats = share.tower, self.settings.max_num_seqs
             self.encoder = VisionEncoder(tower, self.settings.encoder_cache_bytes) if tower is not None else None
-            rope = RotaryEmbedding(c.rope, c.head_dim, device, kernels.activation_dtype)
-            self.runner = Runner(model, self.encoder, rope, kernels, cache, self.settings.max_num_seqs)
-            self.ahead = kernels.ahead(model, rope, cache, self.settings.max_num_seqs, self.max_model_len)
+            whole_step = kernels.whole_step(share.model, share.rope, cache, seats)
+            self.runner = Runner(share.step, self.encoder, cache, c.vocab_size, whole_step)
+            self.ahead = kernels.ahead(share.model, share.rope, cache, seats, self.max_model_len)
+            undo.pop_all()
         if self.ahead is not None:
             self.ahead.lacks = self._lacks_memory_ahead
         self.pool = BlockPool(
             self.num_blocks, self.settings.block_size, enable_prefix_caching=self.settings.enable_prefix_caching
         )
         self.scheduler = Scheduler(self.pool, self.settings.max_num_seqs, self.settings.max_num_batched_tokens)
-        self.sampler = Sampler(c.vocab_size, device)
+        self.sampler = Sampler(c.vocab_size, self.settings.device)
         self.grammars = Grammars(c.vocab_size, tokenizer_json or (Path(model_path) / "tokenizer.json").read_text)
         self._sequences: dict[str, Sequence] = {}
         self.counters = Counters()
@@ -195,10 +185,13 @@ class NativeEngine:
         self.counters.aborted += 1
         return True
 
-    @torch.inference_mode()
     def step(self) -> list[StepOutput]:
         """Computes one step; an output for every request that got a token or ended. Empty when there is no work."""
         self._check_open()
+        with torch.inference_mode(), self.communicator.guard():
+            return self._step()
+
+    def _step(self) -> list[StepOutput]:
         if self.ahead is not None and self.ahead.flight is not None:
             return self._take_flight(self.ahead)
         scheduled = self.scheduler.schedule()
@@ -242,11 +235,12 @@ class NativeEngine:
         self._closed = True
         self.runner.close()
         self.encoder = None
-        del self.runner, self.sampler
         if self.ahead is not None:
             self.ahead.ready()
-        self.ahead = None
+        self.ahead = None  # before the ranks part: its graphs hold what they share
+        del self.runner, self.sampler
         self._sequences.clear()
+        self.communicator.close()
         if self.settings.device.type == "cuda":
             torch.cuda.empty_cache()
 
@@ -323,3 +317,9 @@ class NativeEngine:
     def _check_open(self) -> None:
         if self._closed:
             raise BackendError("the engine is closed")
+
+
+def _lead(folder: Path | str, config: ModelConfig, settings: EngineSettings, threads: int) -> Communicator:
+    from visavis.engine.parallel.group import WorkerGroup  # torch.distributed, for those who need it
+
+    return WorkerGroup(Path(folder), config, settings, threads)

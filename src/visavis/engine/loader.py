@@ -56,9 +56,11 @@ def tensor_names(folder: Path) -> frozenset[str]:
     return frozenset(names)
 
 
-def load_weights(folder: Path, destinations: Mapping[str, Place], *, tied: bool) -> torch.Tensor | None:
+def load_weights(
+    folder: Path, destinations: Mapping[str, Place], *, tied: bool, left_out: str | None = None
+) -> torch.Tensor | None:
     """Copies every tensor of the folder's checkpoint to its place in `destinations` (canonical name → memory, or what
-    makes codes of it), converting to its dtype.
+    makes codes of it), converting to its dtype. Names that begin with `left_out` are passed over.
 
     With a `tied` head, one that is stored all the same and differs from the embedding is returned: as in
     transformers, the checkpoint is then right and the config is not. Raises ModelError naming missing, unexpected,
@@ -78,7 +80,7 @@ def load_weights(folder: Path, destinations: Mapping[str, Place], *, tied: bool)
     assert isinstance(embedding, torch.Tensor)
     for name, tensor in _tensors(folder, embedding.device, place_of):
         key = canonical_name(name)
-        if key is None:
+        if key is None or (left_out is not None and key.startswith(left_out)):
             continue
         if key == "lm_head.weight" and tied:
             stored_head = tensor

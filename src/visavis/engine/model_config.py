@@ -69,6 +69,11 @@ class VisionConfig:
     full_attention_layers: frozenset[int] = frozenset()
     num_position_embeddings: int = 0  # learned, square grid, interpolated; 0: none
     deepstack_layers: tuple[int, ...] = ()
+    shards: int = 1  # ranks that the heads and the inner columns are split over; `num_heads` and the like are of one
+
+    @property
+    def head_dim(self) -> int:
+        return self.hidden_size // (self.num_heads * self.shards)
 
     @property
     def patch_dim(self) -> int:
@@ -98,6 +103,8 @@ class ModelConfig:
     checkpoint_dtype: str | None
     vision: VisionConfig | None = None
     quantization: Scheme | None = None  # of the decoder's matrices as the checkpoint has them
+    shards: int = 1  # ranks that the heads and the inner columns are split over; `num_heads` and the like are of one
+    whole_kv_heads: int = 0  # of all ranks together; set where there are several
 
     @property
     def kv_values_per_token(self) -> int:

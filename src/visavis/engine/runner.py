@@ -1,4 +1,4 @@
-"""One step on the device: a scheduled step becomes tensors, passes through the model, and comes back as logits."""
+"""One step: what is scheduled becomes numbers, passes through the model (`device_step`), and comes back as logits."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
+from visavis.engine.device_step import Decodes, DeviceStep, Mixed
 from visavis.engine.encoder import Chunk, VisionEncoder
-from visavis.engine.kernels.base import AttentionRow, Kernels, Rotation, StepLayout
+from visavis.engine.kernels.base import AttentionRow, WholeStep
 from visavis.engine.kv_cache import KVCache
-from visavis.engine.models.decoder import Decoder
-from visavis.engine.models.rope import RotaryEmbedding
-from visavis.engine.prompt_logprobs import collect_prompt_logprobs
+from visavis.engine.prompt_logprobs import collect_prompt_logprobs, prompt_logit_ranges
 from visavis.engine.scheduler import ScheduledStep
 from visavis.engine.sequence import Sequence
-from visavis.engine.transfer import send
 
 __all__ = ["Runner", "StepLogits"]
 
@@ -33,22 +31,21 @@ class Runner:
 
     def __init__(
         self,
-        model: Decoder,
+        device_step: DeviceStep,
         encoder: VisionEncoder | None,
-        rope: RotaryEmbedding,
-        kernels: Kernels,
         cache: KVCache,
-        max_num_seqs: int,
+        vocab_size: int,
+        whole_step: WholeStep | None,
     ) -> None:
-        self.model = model
+        """`whole_step` takes the steps that only decode, where there is one."""
+        self.device_step = device_step
+        self.model = device_step.model
+        self.kernels = device_step.kernels
         self.encoder = encoder
-        self.rope = rope
-        self.kernels = kernels
         self.block_size = cache.block_size
-        self.device = kernels.device
+        self.vocab_size = vocab_size
+        self.whole_step = whole_step
         self._decode_rows: list[int] = []  # uid per row of the last decode batch
-        kernels.bind_cache(cache)
-        self.whole_step = kernels.whole_step(model, rope, cache, max_num_seqs)
 
     def run(self, step: ScheduledStep) -> StepLogits:
         """Computes the step. The caller then moves the requests' `num_computed_tokens` on."""
@@ -84,66 +81,57 @@ class Runner:
         return stable
 
     def _run_decodes(self, seqs: list[Sequence]) -> StepLogits:
-        token_ids, positions, slots, rows = self._decode_inputs(seqs)
-        if self.whole_step is not None and len(rows) <= self.whole_step.max_batch:
-            return StepLogits(seqs, self.whole_step(token_ids, positions, rows))
-        packed = send(torch.tensor([token_ids, positions, slots]), self.device)  # one transfer instead of three
-        rotation = self.rope.rows(packed[1], max(positions))
-        plan = self.kernels.plan(StepLayout(packed[2], decodes=rows))
-        hidden = self.model(self.model.embed(packed[0]), rotation, plan)
-        return StepLogits(seqs, self.model.logits(hidden))
+        step = self._decode_inputs(seqs)
+        if self.whole_step is not None and len(step.rows) <= self.whole_step.max_batch:
+            return StepLogits(seqs, self.whole_step(step.token_ids, step.positions, step.rows))
+        return StepLogits(seqs, self.device_step.decodes(step))
 
-    def _decode_inputs(self, seqs: list[Sequence]) -> tuple[list[int], list[int], list[int], list[AttentionRow]]:
+    def _decode_inputs(self, seqs: list[Sequence]) -> Decodes:
         size = self.block_size
-        token_ids, positions, slots, rows = [], [], [], []
+        step = Decodes()
         for seq in seqs:
             context = seq.num_computed_tokens
-            token_ids.append(seq.token_ids[-1])
-            positions.append(seq.next_position)
-            slots.append(seq.block_table[context // size] * size + context % size)
-            rows.append(AttentionRow(seq.uid, context, 1, seq.block_table))
-        return token_ids, positions, slots, rows
+            step.token_ids.append(seq.token_ids[-1])
+            step.positions.append(seq.next_position)
+            step.slots.append(seq.block_table[context // size] * size + context % size)
+            step.rows.append(AttentionRow(seq.uid, context, 1, seq.block_table))
+        return step
 
     def _run_mixed(self, decodes: list[Sequence], prefills: list[tuple[Sequence, int]]) -> StepLogits:
-        token_ids, decode_positions, slots, decode_rows = self._decode_inputs(decodes)
+        first = self._decode_inputs(decodes)
+        token_ids, slots = first.token_ids, first.slots
         axes = prefills[0][0].prompt.position_ids.shape[0]
-        positions = [np.broadcast_to(np.array(decode_positions, dtype=np.int64), (axes, len(decodes)))]
+        positions = [np.broadcast_to(np.array(first.positions, dtype=np.int64), (axes, len(decodes)))]
         prefill_rows: list[AttentionRow] = []
         chunks: list[Chunk] = []
         sampled: list[Sequence] = list(decodes)
         sampled_rows = list(range(len(decodes)))
+        asked: list[tuple[Sequence, tuple[int, int]]] = []  # ranges of prompts whose log-probabilities are wanted …
+        more_logits: list[tuple[int, int]] = []  # … and the same as rows of the step
         for seq, length in prefills:
             start, stop = seq.num_computed_tokens, seq.num_computed_tokens + length
-            chunks.append(Chunk(seq, start, stop, row=len(token_ids)))
+            row = len(token_ids)
+            chunks.append(Chunk(seq, start, stop, row=row))
             token_ids += seq.token_ids[start:stop]
             positions.append(seq.positions(start, stop))
             slots += self._slots(seq, start, stop)
             prefill_rows.append(AttentionRow(seq.uid, start, length, seq.block_table))
+            for tokens in prompt_logit_ranges(seq, start, stop, self.vocab_size):
+                asked.append((seq, tokens))
+                more_logits.append((tokens[0] - start + row, tokens[1] - start + row))
             if stop == seq.num_tokens:
                 sampled.append(seq)
                 sampled_rows.append(len(token_ids) - 1)
-        packed = send(torch.tensor([token_ids, slots]), self.device)
-        rotation = self._rotation(np.concatenate(positions, axis=1))
-        plan = self.kernels.plan(StepLayout(packed[1], decode_rows, prefill_rows))
-        embedded = self.model.embed(packed[0])
-        deepstack = None
-        if self.encoder is not None and (visual := self.encoder(chunks)) is not None:
-            embedded.index_copy_(0, visual.rows, visual.embeddings)
-            if visual.deepstack is not None:
-                deepstack = (visual.rows, visual.deepstack)
-        hidden = self.model(embedded, rotation, plan, deepstack)
-        for seq, start, stop, row in chunks:
-            if seq.needs_prompt_logits:
-                rows = hidden[row : row + stop - start]
-                collect_prompt_logprobs(seq, rows, start, self.model.logits, self.model.config.vocab_size)
-        if not sampled:
-            return StepLogits([], None)
-        return StepLogits(sampled, self.model.logits(hidden[send(torch.tensor(sampled_rows), self.device)]))
+        visual = self.encoder(chunks) if self.encoder is not None else None
+        step = Mixed(
+            token_ids, np.concatenate(positions, axis=1), slots, first.rows, prefill_rows, sampled_rows, more_logits
+        )
+        logits = self.device_step.mixed(
+            step, visual, lambda number, logits: collect_prompt_logprobs(*asked[number], logits)
+        )
+        return StepLogits(sampled, logits)
 
     def _slots(self, seq: Sequence, start: int, stop: int) -> list[int]:
         size = self.block_size
         table = seq.block_table
         return [table[i // size] * size + i % size for i in range(start, stop)]
-
-    def _rotation(self, positions: np.ndarray[tuple[int, ...], np.dtype[np.int64]]) -> Rotation:
-        return self.rope(send(torch.from_numpy(np.ascontiguousarray(positions)), self.device))

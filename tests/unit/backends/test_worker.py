@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from visavis.backends.child_process import ChildProcess, descendants
+from visavis.child_process import ChildProcess, descendants
 from visavis.backends.options import EngineOptions
 from visavis.backends.protocol import Usage
 from visavis.backends.worker import WorkerModel

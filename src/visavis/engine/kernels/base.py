@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import torch
 
+from visavis.engine.communicator import ALONE, Communicator
 from visavis.engine.kv_cache import KVCache
 from visavis.engine.quantization.linear import QuantizedLinear
 from visavis.engine.quantization.scheme import Scheme
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from visavis.engine.models.rope import RotaryEmbedding
     from visavis.engine.models.vision import VisionTower
 
-__all__ = ["AttentionRow", "Kernels", "Linear", "Norm", "Rotation", "StepLayout", "WholeStep"]
+__all__ = ["AttentionRow", "Kernels", "Linear", "Norm", "Rotation", "StepLayout", "SummedLinear", "WholeStep"]
 
 
 class Rotation(NamedTuple):
@@ -48,6 +49,29 @@ class Linear(Protocol):
     def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         """residual (n, out) + self(x), in the residual's memory."""
         ...
+
+
+class SummedLinear:
+    """A product whose inputs are spread over the ranks: each computes its part, and the parts are summed. Rank 0 alone
+    adds residual and bias to its part, so that the sum over ranks is all there is to do."""
+
+    def __init__(self, linear: Linear, communicator: Communicator) -> None:
+        self.linear = linear
+        self.communicator = communicator
+        self.weight = linear.weight
+        self.bias = linear.bias  # where the checkpoint's goes
+        if communicator.rank > 0:
+            linear.bias = None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        return self.communicator.all_reduce(self.linear(x))
+
+    def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        if self.communicator.rank == 0:
+            self.linear.add_to(residual, x)
+        else:
+            residual.copy_(self.linear(x))
+        return self.communicator.all_reduce(residual)
 
 
 class Norm(Protocol):
@@ -105,6 +129,7 @@ class Kernels(ABC):
     dtype: torch.dtype
     description: str  # for people: which kernels, and why not others
     rotates_in_float32 = False  # whatever the dtype of what `rotate_` is given
+    communicator: Communicator = ALONE  # with whom the model is shared
     scheme: Scheme | None = None  # what the decoder's matrices are in; None: `dtype`
 
     def quantize(self, scheme: Scheme) -> None:

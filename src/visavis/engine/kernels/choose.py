@@ -22,6 +22,8 @@ def choose_kernels(config: ModelConfig, settings: EngineSettings) -> Kernels:
     """
     device, dtype, scheme = settings.device, settings.dtype, settings.scheme
     reason = "plain torch was asked for" if settings.kernels == "torch" else _why_not_compiled(config, device, dtype)
+    if device.type == "cpu" and settings.tensor_parallel_size > 1:
+        reason = "a compiled step cannot wait for other ranks in its middle"
     kernels: Kernels
     if reason is None and device.type == "cuda":
         from visavis.engine.kernels.cuda.kernels import CudaKernels

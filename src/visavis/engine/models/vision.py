@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 import torch.nn.functional as F
 
-from visavis.engine.kernels.base import Kernels, Linear, Norm, Rotation
+from visavis.engine.kernels.base import Kernels, Linear, Norm, Rotation, SummedLinear
 from visavis.engine.kernels.vision import LayerNorm, Order, VisionOps
 from visavis.engine.model_config import VisionConfig
 from visavis.engine.models.rope import rotation
@@ -47,10 +47,11 @@ class Block:
         self.gated = config.kind == "qwen2_5_vl"
         self.norm1 = _make_norm(config, size, kernels)
         self.norm2 = _make_norm(config, size, kernels)
-        self.qkv = kernels.linear(size, 3 * size, bias=True)
-        self.proj = kernels.linear(size, size, bias=True)
+        width = config.num_heads * config.head_dim
+        self.qkv = kernels.linear(size, 3 * width, bias=True)
+        self.proj = _summed(config, kernels, width, size)
         self.up = kernels.linear(size, config.intermediate_size * (2 if self.gated else 1), bias=True)
-        self.down = kernels.linear(config.intermediate_size, size, bias=True)
+        self.down = _summed(config, kernels, config.intermediate_size, size)
         self.mlp_names = {
             "qwen2_vl": (("fc1",), "fc2"),
             "qwen2_5_vl": (("gate_proj", "up_proj"), "down_proj"),
@@ -86,8 +87,9 @@ class Merger:
         self.late_norm = late_norm  # over the joined patches instead of each one
         self.names = names
         self.norm = _make_norm(config, self.wide if late_norm else config.hidden_size, kernels)
-        self.first = kernels.linear(self.wide, self.wide, bias=True)
-        self.second = kernels.linear(self.wide, config.out_hidden_size, bias=True)
+        inner = self.wide // config.shards
+        self.first = kernels.linear(self.wide, inner, bias=True)
+        self.second = _summed(config, kernels, inner, config.out_hidden_size)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x: (patches, hidden) → (cells, text hidden)."""
@@ -119,7 +121,7 @@ class VisionTower:
         self.config = config
         self.device = kernels.device
         self.dtype = kernels.activation_dtype
-        self.ops = kernels.vision(config.hidden_size // config.num_heads)
+        self.ops = kernels.vision(config.head_dim)
         qwen3 = config.kind == "qwen3_vl"
         self.patch_embed = kernels.linear(config.patch_dim, config.hidden_size, bias=qwen3)
         self.blocks = [Block(config, kernels, self.ops) for _ in range(config.depth)]
@@ -135,7 +137,7 @@ class VisionTower:
             if config.num_position_embeddings
             else None
         )
-        quarter = config.hidden_size // config.num_heads // 4
+        quarter = config.head_dim // 4
         frequencies = torch.arange(quarter, dtype=torch.float32) / quarter
         self.inv_freq = 1.0 / (config.rope_theta**frequencies)
 
@@ -200,6 +202,12 @@ class VisionTower:
         for prefix, part in parts:
             for name, tensor in part.weights():
                 yield f"visual.{prefix}.{name}", tensor
+
+
+def _summed(config: VisionConfig, kernels: Kernels, in_features: int, out_features: int) -> Linear:
+    """Behind what is spread over the ranks."""
+    linear = kernels.linear(in_features, out_features, bias=True)
+    return linear if config.shards == 1 else SummedLinear(linear, kernels.communicator)
 
 
 def _make_norm(config: VisionConfig, size: int, kernels: Kernels) -> Norm:

@@ -116,6 +116,10 @@ class ChildProcess:
         others = [line for line in found if line not in said and line.partition(": ")[2][:60] not in said]
         return others[-1][:_CAUSE_CHARACTERS] if others else ""
 
+    def kill(self) -> None:
+        """At once, and without waiting; `end` must still be called."""
+        self._signal(signal.SIGKILL, descendants(self.pid))
+
     def end(self, patience_s: float = 0.0) -> None:
         """Ends it and its children: by itself within `patience_s`, else by SIGTERM and SIGKILL.
 
