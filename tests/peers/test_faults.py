@@ -14,8 +14,8 @@ from pathlib import Path
 import pytest
 
 from tests.peers.conftest import alive, engine_options, worker
-from visavis.child_process import descendants
 from visavis.backends.worker import WorkerModel
+from visavis.child_process import descendants
 from visavis.errors import BackendError, VisavisError, WorkerDiedError
 from visavis.sampling import SamplingParams
 

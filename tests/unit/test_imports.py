@@ -15,7 +15,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "visavis"
 LAYERS = [
     {"errors"},
     {"prompt", "sampling", "chat.types", "backends.options"},
-    {"machine", "patches", "weight_files"},
+    {"child_process", "machine", "patches", "weight_files"},
     {"grounding"},
     {"completion", "engine_inputs", "detokenize"},
     {"chat"},
@@ -36,7 +36,7 @@ LAZY_UPWARD = {
 
 ENGINE_MAY_IMPORT = {"torch", "numpy", "safetensors", "tokenizers", "triton"}
 ENGINE_MAY_IMPORT_LAZILY = {"llguidance"}  # the grammar library
-ENGINE_MAY_USE = {"errors", "prompt", "sampling", "completion", "patches", "weight_files", "machine"}
+ENGINE_MAY_USE = {"errors", "prompt", "sampling", "completion", "patches", "weight_files", "machine", "child_process"}
 
 
 def _module_name(path: Path) -> str:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
+    from visavis.engine.parallel.collectives import Collectives
     from visavis.engine.share import ModelShare
 
 __all__ = ["ALONE", "Communicator", "columns_of"]
@@ -28,6 +29,7 @@ class Communicator:
 
     rank = 0
     size = 1
+    collectives: Collectives | None = None
 
     # ---- from start to end, on rank 0 ----------------------------------------------------------------------------
 
@@ -61,23 +63,19 @@ class Communicator:
         """Around a step: whatever waits in it for the others ends when one of them is gone, as a BackendError."""
         return nullcontext()
 
-    # ---- on every rank, in the same order ------------------------------------------------------------------------
+    # ---- on every rank, in the same order; until `join` as if alone ----------------------------------------------
 
     def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
         """The sum over all ranks, in the memory of `x`."""
-        return x
+        return x if self.collectives is None else self.collectives.all_reduce(x)
 
     def broadcast(self, x: torch.Tensor) -> torch.Tensor:
         """Rank 0's values, in the memory of `x`."""
-        return x
+        return x if self.collectives is None else self.collectives.broadcast(x)
 
     def join_columns(self, part: torch.Tensor, columns: int) -> torch.Tensor:
         """part (rows, `columns_of` a rank) → (rows, columns) on rank 0; what others get means nothing."""
-        return part
-
-    def all_gather(self, part: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        """part (rows, columns) of each rank → out (size · rows, columns), in the order of ranks."""
-        return out.copy_(part)
+        return part if self.collectives is None else self.collectives.join_columns(part, columns)
 
 
 ALONE = Communicator()

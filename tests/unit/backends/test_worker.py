@@ -15,11 +15,11 @@ from typing import Any
 
 import pytest
 
-from visavis.child_process import ChildProcess, descendants
 from visavis.backends.options import EngineOptions
 from visavis.backends.protocol import Usage
 from visavis.backends.worker import WorkerModel
 from visavis.chat.types import Conversation, Message, Text
+from visavis.child_process import ChildProcess, descendants
 from visavis.errors import BackendError, ModelError, OptionError, WorkerDiedError
 from visavis.prompt import Prompt
 from visavis.sampling import SamplingParams

@@ -166,6 +166,10 @@ class Kernels(ABC):
         """Told once, before the checkpoint is read: the time to begin making ready what can be meanwhile."""
         return None
 
+    def warmed_up(self) -> None:
+        """Returns when nothing of that is going on any more."""
+        return None
+
     def weights_loaded(self, model: Decoder) -> None:
         """Told once, when the checkpoint is in: the time to bring weights into another form."""
         return None

@@ -44,6 +44,7 @@ class Collectives:
         self._from_first = _on_current_stream(dist.BroadcastOptions())
         self._from_first.rootRank = 0
         self._gather = _on_current_stream(AllgatherOptions())
+        self.all_reduce(torch.zeros(1, device=device))  # meets the others; NCCL makes its buffers now
 
     @classmethod
     def join(cls, port: int, rank: int, size: int, device: torch.device, timeout_s: float) -> Collectives:
@@ -66,10 +67,19 @@ class Collectives:
     def join_columns(self, part: torch.Tensor, columns: int) -> torch.Tensor:
         """See `Communicator`."""
         rows, count = part.shape
-        parts = self.all_gather(part.contiguous(), part.new_empty((self.size * rows, count)))
-        if self.rank != 0:
+        out = part.new_empty((rows, columns)) if self.rank == 0 else None
+        return self.join_into(out, part.contiguous(), part.new_empty((self.size * rows, count)))
+
+    def join_into(self, out: torch.Tensor | None, part: torch.Tensor, parts: torch.Tensor) -> torch.Tensor:
+        """The same in memory that is there: part (rows, count), parts (size · rows, count); `out` on rank 0."""
+        self.all_gather(part, parts)
+        if out is None:
             return part
-        return lay_out(parts, part.new_empty((rows, columns)), self.size)
+        rows, columns = out.shape
+        for rank in range(self.size):
+            first, count = columns_of(rank, self.size, columns)
+            out[:, first : first + count] = parts[rank * rows : (rank + 1) * rows]
+        return out
 
     def abort(self) -> None:
         """Ends what waits for the others, in whichever thread; nothing works afterwards."""
@@ -99,15 +109,6 @@ def _make(backend: str, store: Store, rank: int, size: int, timeout: timedelta) 
             os.environ.pop(name)
             if value is not None:
                 os.environ[name] = value
-
-
-def lay_out(parts: torch.Tensor, out: torch.Tensor, size: int) -> torch.Tensor:
-    """parts (size · rows, `columns_of` one) one rank after the other → out (rows, columns)."""
-    rows, columns = out.shape
-    for rank in range(size):
-        first, count = columns_of(rank, size, columns)
-        out[:, first : first + count] = parts[rank * rows : (rank + 1) * rows]
-    return out
 
 
 def _on_current_stream(options: Any) -> Any:

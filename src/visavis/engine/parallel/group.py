@@ -29,6 +29,7 @@ from visavis.errors import BackendError
 
 __all__ = ["TIMEOUT_S", "WorkerGroup"]
 
+WORKER = "visavis.engine.parallel.worker"
 TIMEOUT_S = 300.0
 """A step of any rank, the first one's compiling and a whole prompt on a CPU included, takes less."""
 START_TIMEOUT_S = 900.0
@@ -52,7 +53,6 @@ class WorkerGroup(Communicator):
         self.device = settings.device
         self.timeout_s = timeout_s
         self.death: str | None = None  # why it is over
-        self._collectives: Collectives | None = None
         self._store: Any = None
         self._busy_since: float | None = None
         self._closed = threading.Event()
@@ -61,7 +61,7 @@ class WorkerGroup(Communicator):
         self._pipes: list[Connection] = []
         try:
             for rank in range(1, self.size):
-                worker = ChildProcess("visavis.engine.parallel.worker", label=f"rank{rank}")
+                worker = ChildProcess(WORKER, label=f"rank{rank}")
                 self._workers.append(worker)
                 self._pipes.append(Connection(worker.connection.detach()))
             for rank in range(1, self.size):
@@ -90,8 +90,7 @@ class WorkerGroup(Communicator):
         self._store = open_store()
         self._tell_all(Join(self._store.port, self.timeout_s))
         with self._failing("meeting the other ranks"):
-            self._collectives = Collectives(self._store, 0, self.size, self.device, self.timeout_s)
-            self._collectives.all_reduce(torch.zeros(1, device=self.device))  # NCCL makes its buffers now
+            self.collectives = Collectives(self._store, 0, self.size, self.device, self.timeout_s)
 
     def smallest(self, num_blocks: int) -> int:
         return min(num_blocks, *(self._hear(rank, Loaded, "loading").kv_blocks for rank in range(1, self.size)))
@@ -102,6 +101,7 @@ class WorkerGroup(Communicator):
             self._hear(rank, Ready, "making its cache")
 
     def led(self, share: ModelShare) -> ModelShare:
+        share.kernels.warmed_up()  # whose threads would else compute, and sum over ranks, beside the steps
         share.step = LeadingStep(share)
         if share.tower is not None and share.tower.config.shards > 1:
             share.tower = LeadingTower.of(share)
@@ -143,23 +143,6 @@ class WorkerGroup(Communicator):
             self._busy_since = None
         self._check()  # what was waited for may have been let go by the watch
 
-    def all_reduce(self, x: torch.Tensor) -> torch.Tensor:
-        return self._joined.all_reduce(x)
-
-    def broadcast(self, x: torch.Tensor) -> torch.Tensor:
-        return self._joined.broadcast(x)
-
-    def join_columns(self, part: torch.Tensor, columns: int) -> torch.Tensor:
-        return self._joined.join_columns(part, columns)
-
-    def all_gather(self, part: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
-        return self._joined.all_gather(part, out)
-
-    @property
-    def _joined(self) -> Collectives:
-        assert self._collectives is not None
-        return self._collectives
-
     # ---- the end -------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
@@ -169,7 +152,7 @@ class WorkerGroup(Communicator):
             if self._closed.is_set():
                 return
             self._closed.set()
-            polite = self.death is None and self._collectives is not None
+            polite = self.death is None and self.collectives is not None
             if polite:
                 with contextlib.suppress(OSError):
                     for pipe in self._pipes:
@@ -180,9 +163,9 @@ class WorkerGroup(Communicator):
             finally:
                 for pipe in self._pipes:
                     pipe.close()
-                if self._collectives is not None and self.death is None:
-                    self._collectives.abort()
-                self._collectives = self._store = None
+                if self.collectives is not None and self.death is None:
+                    self.collectives.abort()
+                self.collectives = self._store = None
 
     def break_off(self, reason: str) -> None:
         """Ends the group from whichever thread: kills the workers, and lets go whoever waits for them."""
@@ -191,8 +174,8 @@ class WorkerGroup(Communicator):
         self.death = reason
         for worker in self._workers:
             worker.kill()
-        if self._collectives is not None:
-            self._collectives.abort()
+        if self.collectives is not None:
+            self.collectives.abort()
 
     def watch(self) -> None:
         """Called every `WATCH_S` from a thread of its own."""

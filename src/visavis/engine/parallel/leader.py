@@ -20,7 +20,7 @@ from visavis.engine.parallel.messages import Encode
 from visavis.engine.share import ModelShare
 from visavis.errors import BackendError
 
-__all__ = ["LeadingStep", "LeadingTower", "receive_visual"]
+__all__ = ["LeadingStep", "LeadingTower", "receive_visual", "too_late_to_back_off"]
 
 
 class LeadingStep(DeviceStep):
@@ -32,7 +32,7 @@ class LeadingStep(DeviceStep):
 
     def decodes(self, step: Decodes) -> torch.Tensor:
         self.communicator.tell(step)
-        with _too_late_to_back_off():
+        with too_late_to_back_off():
             return super().decodes(step)
 
     def mixed(self, step: Mixed, visual: VisualRows | None, take: TakeLogits) -> torch.Tensor | None:
@@ -40,7 +40,7 @@ class LeadingStep(DeviceStep):
             deepstack = 0 if visual.deepstack is None else visual.deepstack.shape[1]
             step = replace(step, num_visual=visual.rows.shape[0], num_deepstack=deepstack)
         self.communicator.agree(step, self.settings.tokens_bytes(self.config, len(step.token_ids)))
-        with _too_late_to_back_off():
+        with too_late_to_back_off():
             for tensor in visual or ():
                 if tensor is not None:
                     self.communicator.broadcast(tensor)
@@ -70,7 +70,7 @@ class LeadingTower(VisionTower):
         self.communicator.agree(
             Encode(list(grids), (rows, columns)), self.settings.patches_bytes(self.model_config, rows)
         )
-        with _too_late_to_back_off():
+        with too_late_to_back_off():
             mine = patches.to(device=self.device, dtype=self.dtype).contiguous()
             return super().__call__(self.communicator.broadcast(mine), grids)
 
@@ -92,7 +92,7 @@ def receive_visual(step: Mixed, share: ModelShare) -> VisualRows | None:
 
 
 @contextmanager
-def _too_late_to_back_off() -> Iterator[None]:
+def too_late_to_back_off() -> Iterator[None]:
     """The others are in the middle of this step and wait: it cannot be tried again smaller."""
     try:
         yield

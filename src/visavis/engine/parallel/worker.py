@@ -45,12 +45,6 @@ class Follower(Communicator):
         self.rank = rank
         self.size = size
 
-    def meet(self, collectives: Collectives) -> None:
-        self.all_reduce = collectives.all_reduce  # type: ignore[method-assign]
-        self.broadcast = collectives.broadcast  # type: ignore[method-assign]
-        self.join_columns = collectives.join_columns  # type: ignore[method-assign]
-        self.all_gather = collectives.all_gather  # type: ignore[method-assign]
-
 
 class Worker:
     def __init__(self, pipe: Connection) -> None:
@@ -67,11 +61,10 @@ class Worker:
         self.kernels = choose_kernels(start.config, settings)
         self.kernels.communicator = follower = Follower(start.rank, size)
         self.share = ModelShare(start.folder, start.config, settings, self.kernels)
+        self.kernels.warmed_up()
         self.pipe.send(Ready())
         join: Join = self.pipe.recv()
-        collectives = Collectives.join(join.port, start.rank, size, device, join.timeout_s)
-        collectives.all_reduce(torch.zeros(1, device=device))
-        follower.meet(collectives)
+        follower.collectives = Collectives.join(join.port, start.rank, size, device, join.timeout_s)
         self.pipe.send(Loaded(settings.kv_blocks(start.config)))
         told: Cache = self.pipe.recv()
         cache = self.share.add_cache(told.num_blocks)
@@ -92,9 +85,8 @@ class Worker:
         match message:
             case Decodes():
                 self.share.step.decodes(message)
-            case Launch():
-                assert self.ahead is not None
-                self.ahead.steps.follow(message)
+            case Launch() | Enter():
+                self._follow(message)
             case Mixed():
                 if self._agreed(self.settings.tokens_bytes(self.share.config, len(message.token_ids))):
                     visual = receive_visual(message, self.share)
@@ -105,11 +97,18 @@ class Worker:
                 if self._agreed(self.settings.patches_bytes(self.share.config, message.patches[0])):
                     patches = torch.empty(message.patches, device=tower.device, dtype=tower.dtype)
                     tower(self.kernels.communicator.broadcast(patches), message.grids)
-            case Enter():
-                assert self.ahead is not None
-                self.ahead.steps.enter(message.tables)
             case _:
                 raise TypeError(f"{type(message).__name__} is not for a worker")
+
+    def _follow(self, message: Enter | Launch) -> None:
+        """Decoding ahead, which only GPUs do."""
+        assert self.ahead is not None
+        if isinstance(message, Enter):
+            self.ahead.enter(torch.from_numpy(message.tables))
+            return
+        columns = self.ahead.next_columns(message.size)
+        columns.copy_(torch.from_numpy(message.columns))
+        self.ahead.start(message.size, message.mode, columns)
 
     def _agreed(self, num_bytes: int) -> bool:
         try:

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from visavis.engine.kernels.cuda.graphs import DecodeGraphs
-from visavis.engine.kernels.cuda.sampling import mode_of, samples_here
+from visavis.engine.kernels.cuda.sampling import Mode, mode_of, samples_here
 from visavis.engine.kernels.cuda.step import COLUMNS, DecodeStep
 from visavis.engine.out_of_memory import first_line, is_out_of_memory
 from visavis.engine.scheduler import ScheduledStep, Scheduler
@@ -79,7 +79,7 @@ class AheadDecoder:
         tables = [seq.block_table for seq in seqs]
         widest = max(map(len, tables))
         packed = torch.tensor([table + [0] * (widest - len(table)) for table in tables], dtype=torch.int32)
-        self.step.tables[: len(seqs), :widest].copy_(packed)
+        self.enter(packed)
         self.step.sampling.enter(list(range(len(seqs))), seqs)
         self.flight = self._try_to_launch(seqs, None, {})
         return self.flight is not None
@@ -137,12 +137,9 @@ class AheadDecoder:
     def _launch(self, seqs: list[Sequence], after: Flight | None, new_blocks: dict[int, tuple[int, int]]) -> Flight:
         size = self.graphs.size_for(len(seqs))
         mode = mode_of([seq.sampling for seq in seqs])
-        self.graphs.prepare(size, mode)
-        self._turn = (self._turn + 1) % BUFFERS
-        staging = self._inputs[self._turn, : len(COLUMNS) * size]
-        self._fill(staging.view(len(COLUMNS), size).numpy(), seqs, after, new_blocks)
-        self.step.packed[: len(staging)].copy_(staging, non_blocking=True)
-        self.graphs.run(size, mode)
+        columns = self.next_columns(size)
+        self._fill(columns.view(len(COLUMNS), size).numpy(), seqs, after, new_blocks)
+        self.start(size, mode, columns)
         tokens = self._outputs[self._turn]
         tokens[:size].copy_(self.step.sampled[:size], non_blocking=True)
         done = None
@@ -150,6 +147,23 @@ class AheadDecoder:
             done = torch.cuda.Event()
             done.record()
         return Flight(seqs, tokens, done)
+
+    # ---- what a rank that follows does too -----------------------------------------------------------------------
+
+    def enter(self, tables: torch.Tensor) -> None:
+        """Block tables (requests, blocks) int32 of a batch that begins."""
+        self.step.tables[: tables.shape[0], : tables.shape[1]].copy_(tables)
+
+    def next_columns(self, size: int) -> torch.Tensor:
+        """Host memory for the columns of the next step, flat."""
+        self._turn = (self._turn + 1) % BUFFERS
+        return self._inputs[self._turn, : len(COLUMNS) * size]
+
+    def start(self, size: int, mode: Mode, columns: torch.Tensor) -> None:
+        """Launches the step that `columns`, of `next_columns`, tell of."""
+        self.graphs.prepare(size, mode)
+        self.step.packed[: len(columns)].copy_(columns, non_blocking=True)
+        self.graphs.run(size, mode)
 
     def _fill(
         self,

@@ -41,7 +41,8 @@ class DecodeGraphs:
         # By hand: `torch.cuda.graph` collects garbage and empties the allocator's cache each time.
         self._stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self._stream):
-            graph.capture_begin(pool=self._pool)
+            # Other threads (NCCL's, those that make patches) may call the driver meanwhile.
+            graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
             try:
                 step(size, mode)
             except BaseException:

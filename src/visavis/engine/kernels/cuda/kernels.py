@@ -121,6 +121,11 @@ class CudaKernels(Kernels):
     def ahead(
         self, model: Decoder, rope: RotaryEmbedding, cache: KVCache, max_batch: int, max_model_len: int
     ) -> AheadDecoder:
+        if self.communicator.size > 1:
+            from visavis.engine.parallel.decode import ParallelAhead, ParallelDecodeStep
+
+            shared = ParallelDecodeStep(model, rope, cache, self.launcher, max_batch, max_model_len, self.communicator)
+            return ParallelAhead(shared, max_model_len, graphs=self.graphs)
         step = DecodeStep(model, rope, cache, self.launcher, max_batch, max_model_len)
         if self.launcher.gpu:
             self.warming.decoding(step)
@@ -131,6 +136,9 @@ class CudaKernels(Kernels):
             self.warming.prompts(self, model)
             if tower is not None:
                 self.warming.pictures(tower)
+
+    def warmed_up(self) -> None:
+        self.warming.wait()
 
     def plan(self, layout: StepLayout) -> Plan:
         decodes = chunks = None
