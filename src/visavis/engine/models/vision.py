@@ -63,8 +63,10 @@ class Block:
     ) -> torch.Tensor:
         """x (patches, hidden), in place, and `norm1` of it → `following` of the new x."""
         ops = self.ops
-        qkv = self.qkv(normed).view(x.shape[0], 3, self.num_heads, -1)
-        normed = ops.join(x, self.proj, ops.attend(qkv, turn, order), self.norm2)
+        # Nothing here keeps queries, keys and values: their memory is the MLP's.
+        seen = ops.attend(self.qkv(normed).view(x.shape[0], 3, self.num_heads, -1), turn, order)
+        normed = ops.join(x, self.proj, seen, self.norm2)
+        del seen
         inner = self.up(normed)
         inner = ops.gate(self.activation, inner) if self.gated else ops.activate(self.activation, inner)
         return ops.join(x, self.down, inner, following)
