@@ -36,8 +36,19 @@ FOUND = {
     ],
 )
 def test_the_best_peer_of_as_many_bits_decides(ours: str, column: str, less: bool, aim: float, said: str) -> None:
-    (line,) = table.against_the_best(FOUND, "it", ours, column, less=less, aim=aim)
+    (line,), missed = table.against_the_best(FOUND, "it", ours, column, less=less, aim=aim)
     assert line.endswith(said)
+    assert bool(missed) == ("missed" in said)
+
+
+def test_what_is_missed_is_said_in_words() -> None:
+    _, missed = table.against_the_best(FOUND, "int8, one request", "native int8", "decode_1", less=False, aim=1.3)
+    assert missed == ["int8, one request, 1.20 × llama.cpp Q8_0 where ≥ 1.3 was aimed at"]
+    assert table.against_the_best(FOUND, "it", "native int8", "decode_1", less=False, aim=None)[1] == []
+    assert table.against_the_best({"native bf16": row(1, 1)}, "it", "native bf16", "decode_1", less=False, aim=1) == (
+        [],
+        [],
+    )
 
 
 def test_a_missed_start_is_said() -> None:
