@@ -98,10 +98,8 @@ def against_the_best(
     unit = "ms" if less else "tok/s"
     aimed = "–" if aim is None else f"{'≤' if less else '≥'} {aim:g}"
     verdict = "" if aim is None else "met" if met else "**missed**"
-    row = (
-        f"| {what} | {number(found[ours][column])} {unit} | {best}: {number(peers[best])} {unit} | {ratio:.2f} | {aimed} | "
-        f"{verdict} |"
-    )
+    values = f"{number(found[ours][column])} {unit} | {best}: {number(peers[best])} {unit}"
+    row = f"| {what} | {values} | {ratio:.2f} | {aimed} | {verdict} |"
     short = f"{what}, {ratio:.2f} × {best} where {aimed} was aimed at"
     return [row], [] if met else [short]
 
