@@ -30,6 +30,7 @@ SHARED = (
     "kv_cache_bytes",
     "quantization",
     "enforce_eager",
+    "tensor_parallel_size",
 )
 EXTRA = ("block_size", "num_blocks", "enable_prefix_caching", "encoder_cache_bytes", "kernels")
 
@@ -106,6 +107,7 @@ class NativeModel(ModelInterface):
                 "enable_prefix_caching": settings.enable_prefix_caching,
                 "encoder_cache_bytes": settings.encoder_cache_bytes,
                 "quantization": settings.quantization,
+                "tensor_parallel_size": settings.tensor_parallel_size,
                 "threads": torch.get_num_threads(),
                 "kernels": engine.kernels,
                 "torch": str(torch.__version__),  # a plain str: TorchVersion would import torch where it is unpickled

@@ -137,7 +137,10 @@ def _parts(asked: Asked, case: Case, facts: EngineFacts, found: Fit) -> tuple[Me
         MemoryPart("other programs", asked.device.used_bytes, "in use now", "overhead"),
         MemoryPart("overhead", found.outside_bytes, overhead_why(case, facts), "overhead"),
         MemoryPart(
-            "engine's own", found.inside_bytes, "buffers outside the allocator, NCCL with several ranks", "overhead"
+            "engine's own",
+            found.inside_bytes,
+            "buffers outside the allocator; with several ranks NCCL, and what the engine does not divide",
+            "overhead",
         ),
         *weight_parts(asked, total=case.weight_bytes),
         MemoryPart("activations", found.activation_bytes, activations, "activations"),

@@ -45,6 +45,7 @@ class EngineFacts:
     flags: Mapping[str, str]
     patches_per_pass: int | None = None  # bounds what the vision tower encodes at once; one item always goes through
     vision_in_place: bool = False  # its tower writes over what it no longer needs
+    whole_embedding: bool = False  # each rank has all of it
     model_types: frozenset[str] | None = None  # None: all that are planned here
     quantization: Mapping[str, str] = field(default_factory=dict)  # load-time format → its flags
     checkpoints: frozenset[str] = frozenset()  # methods of quantised checkpoints it runs
@@ -63,7 +64,9 @@ ENGINES: dict[str, EngineFacts] = {
         inner_bytes=0,
         fused_experts=True,
         default_seqs=64,
+        whole_embedding=True,
         flags={
+            "tensor_parallel_size": "--tensor-parallel-size",
             "dtype": "--dtype",
             "max_model_len": "--max-model-len",
             "max_num_batched_tokens": "--max-num-batched-tokens",
@@ -167,8 +170,6 @@ def refusal(
         return f"{facts.title} is planned for CUDA cards and CPUs only; give --gpu-memory to plan for a card"
     if ranks > 1 and device != "cuda":
         return f"--tensor-parallel-size {ranks} needs CUDA cards; give --gpu-memory to plan for them"
-    if ranks > 1 and facts.name == "native":
-        return "native runs on one card; for several use vllm or sglang, or hf, which lays the layers over them"
     if kv_dtype is not None and "kv_cache_dtype" not in facts.flags:
         return f"{facts.name} keeps the cache in the model's dtype; --kv-cache-dtype {kv_dtype} is for vllm and sglang"
     if quantization is None:

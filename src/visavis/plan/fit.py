@@ -17,7 +17,7 @@ from visavis.plan.memory import (
     vision_activation_bytes,
     vision_output_bytes,
 )
-from visavis.plan.shape import ModelShape
+from visavis.plan.shape import DTYPE_BYTES, ModelShape
 from visavis.plan.types import MemoryPart
 from visavis.plan.units import GIB, format_bytes
 from visavis.plan.workload import Workload
@@ -251,7 +251,11 @@ def _outside(case: Case, facts: EngineFacts) -> float:
 def _inside(case: Case, facts: EngineFacts) -> float:
     if case.device.kind == "cpu":
         return 0.0
-    return facts.inner_bytes + (NCCL_BYTES if case.ranks > 1 and facts.sized_by != "batch" else 0)
+    if case.ranks == 1 or facts.sized_by == "batch":
+        return facts.inner_bytes
+    text = case.shape.text
+    embedding = text.vocab * text.hidden * DTYPE_BYTES[case.dtype] * (1 - 1 / case.ranks)  # beside its share
+    return facts.inner_bytes + NCCL_BYTES + (embedding if facts.whole_embedding else 0)
 
 
 def _usable(case: Case, facts: EngineFacts) -> float:

@@ -86,8 +86,10 @@ def test_smaller_requests_are_offered_only_where_they_help() -> None:
 def test_only_what_the_engines_asked_for_can_do_is_offered() -> None:
     text = advice(qwen2_vl_7b(), card(15.65), "does not fit", engines=("native",))
     assert "int8" not in text  # native does not quantise
-    assert "such cards" not in text  # and runs on one card
-    assert "offload" not in text
+    assert "2 such cards" in text
+    assert "host memory" not in text
+    text = advice(qwen2_vl_7b(), card(2), "does not fit", engines=("native",))
+    assert "such cards" not in text  # the embedding, which each has whole, is 1 GiB
     assert "Nothing native can do" in text
 
 

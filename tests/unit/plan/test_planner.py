@@ -333,10 +333,15 @@ def test_expert_widths_that_do_not_split_into_blocks_ask_for_whole_experts() -> 
     assert "--ep-size 8" in engine(eight, "sglang").launch
 
 
-def test_native_says_that_it_runs_on_one_card() -> None:
-    found = engine(plan(qwen2_vl_7b(), card(24, 2), ranks=2, images=SCREEN), "native")
-    assert not found.fits
-    assert "one card" in found.verdict
+def test_native_divides_a_model_over_cards_but_for_the_embedding() -> None:
+    found = plan(qwen2_vl_7b(), card(24, 2), ranks=2, images=SCREEN)
+    native, vllm = engine(found, "native"), engine(found, "vllm")
+    assert native.fits
+    assert "--tensor-parallel-size 2" in native.launch
+    own = [next(p.bytes for p in e.parts if p.name == "engine's own") for e in (native, vllm)]
+    half = 152064 * 3584 * 2 // 2  # vocabulary × hidden size × bfloat16; the weights count the other half
+    assert own[0] - half == pytest.approx(0.4 * GIB, abs=2)  # NCCL's buffers
+    assert own[1] == pytest.approx(0.5 * GIB, abs=2)
 
 
 def test_transformers_lays_whole_layers_over_the_cards() -> None:
