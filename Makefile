@@ -36,6 +36,7 @@ $(VENV)/.demo: pyproject.toml $(VENV)/.torch-$(TORCH)
 	@echo "Installing visavis and transformers into $(VENV) (the first time: some minutes, mostly torch) …"
 	@$(BIN)/pip install -q --disable-pip-version-check -e ".[hf]"
 	@$(BIN)/python -m visavis.engine.kernels.cpu.build
+	@$(BIN)/python -m visavis.pixel_kernels
 	@touch $@
 
 $(VENV)/.dev: pyproject.toml $(VENV)/.demo

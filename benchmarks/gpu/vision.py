@@ -7,6 +7,7 @@ import statistics
 import tempfile
 import time
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,9 @@ from PIL import Image
 from benchmarks.gpu.machine import ceilings, describe
 from benchmarks.gpu.models import CONFIGS, make_engine
 from tests.reference.tiny_models import make_qwen2_vl
+from visavis import pixel_kernels
 from visavis.chat.messages import normalize
+from visavis.compiling import BuildError
 from visavis.engine import NativeEngine
 from visavis.families import Family, load_family
 from visavis.prompt import Prompt
@@ -55,6 +58,8 @@ def first_token(engine: NativeEngine, family: Family, image: Image.Image, new: i
 
 def load(*, engine: bool = True) -> tuple[NativeEngine | None, Family]:
     """An engine of real dimensions, and a family whose tokenizer is a small one."""
+    with suppress(BuildError):
+        pixel_kernels.build()
     folder = make_qwen2_vl(Path(tempfile.mkdtemp()) / "tiny")
     tiny = json.loads((folder / "config.json").read_text(encoding="utf-8"))
     config = CONFIGS[MODEL] | {k: v for k, v in tiny.items() if k.endswith("_token_id")}

@@ -7,14 +7,16 @@ first step equals the float32 quotient v / 255 for all 256 values, so the arithm
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 
 import numpy as np
 import numpy.typing as npt
 import torch
 
+from visavis.pixel_kernels import make_patches
 from visavis.prompt import PatchRule, PreparedMedia
 
-__all__ = ["byte_values", "patchify", "patchify_all"]
+__all__ = ["byte_values", "patchify", "patchify_all", "patchify_in_torch"]
 
 
 def patchify(pixels: npt.NDArray[np.uint8], rule: PatchRule, *, device: torch.device | str = "cpu") -> torch.Tensor:
@@ -26,6 +28,15 @@ def patchify(pixels: npt.NDArray[np.uint8], rule: PatchRule, *, device: torch.de
     fills all frames of its patches; a video whose length is no multiple of `temporal_patch_size` is padded with its
     last frame.
     """
+    if torch.device(device).type == "cpu" and (made := make_patches(pixels, rule, _table(rule))) is not None:
+        return torch.from_numpy(made)
+    return patchify_in_torch(pixels, rule, device=device)
+
+
+def patchify_in_torch(
+    pixels: npt.NDArray[np.uint8], rule: PatchRule, *, device: torch.device | str = "cpu"
+) -> torch.Tensor:
+    """The same where there is no compiled code for it."""
     patch, merge, temporal = rule.patch_size, rule.merge_size, rule.temporal_patch_size
     still = pixels.ndim == 3
     array = np.require(pixels[None] if still else pixels, requirements=["C", "W"])  # torch warns about read-only ones
@@ -59,6 +70,12 @@ def byte_values(rule: PatchRule) -> torch.Tensor:
     """(3, 256) float32: what each byte becomes in each channel, by the same arithmetic."""
     bytes_ = torch.arange(256, dtype=torch.uint8).view(256, 1, 1, 1).expand(256, 3, 1, 1)
     return _normalise(bytes_, rule).view(256, 3).t().contiguous()
+
+
+@lru_cache(maxsize=8)
+def _table(rule: PatchRule) -> npt.NDArray[np.float32]:
+    table: npt.NDArray[np.float32] = byte_values(rule).numpy()
+    return table
 
 
 def _normalise(values: torch.Tensor, rule: PatchRule) -> torch.Tensor:

@@ -14,8 +14,9 @@ SOURCE = Path(__file__).parents[2] / "src" / "visavis"
 # A module may import modules of its own layer's package and of lower layers only.
 LAYERS = [
     {"errors"},
-    {"prompt", "sampling", "chat.types", "backends.options"},
-    {"child_process", "machine", "patches", "weight_files"},
+    {"prompt", "sampling", "chat.types", "backends.options", "compiling", "machine"},
+    {"pixel_kernels"},
+    {"child_process", "patches", "weight_files"},
     {"grounding"},
     {"completion", "engine_inputs", "detokenize"},
     {"chat"},
@@ -37,6 +38,7 @@ LAZY_UPWARD = {
 ENGINE_MAY_IMPORT = {"torch", "numpy", "safetensors", "tokenizers", "triton"}
 ENGINE_MAY_IMPORT_LAZILY = {"llguidance"}  # the grammar library
 ENGINE_MAY_USE = {"errors", "prompt", "sampling", "completion", "patches", "weight_files", "machine", "child_process"}
+ENGINE_MAY_USE |= {"compiling"}
 
 
 def _module_name(path: Path) -> str:

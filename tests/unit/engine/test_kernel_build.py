@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from visavis.engine.kernels.cpu import build
-from visavis.engine.kernels.cpu.build import BuildError, find_library, library_path
+from visavis import compiling
+from visavis.compiling import COMPILERS, BuildError, find_compiler
+from visavis.engine.kernels.cpu.build import LIBRARY, find_library
 
-COMPILER = next(filter(None, map(shutil.which, build.COMPILERS)), None)
+COMPILER = next(filter(None, map(shutil.which, COMPILERS)), None)
 
 
 @pytest.fixture(autouse=True)
@@ -21,9 +22,9 @@ def fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)
     monkeypatch.delenv("VISAVIS_CPU_KERNELS", raising=False)
-    build._compiler.cache_clear()
+    find_compiler.cache_clear()
     yield
-    build._compiler.cache_clear()
+    find_compiler.cache_clear()
 
 
 needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler here")
@@ -53,18 +54,18 @@ def test_a_cache_that_cannot_be_written_is_told(monkeypatch: pytest.MonkeyPatch,
 @needs_compiler
 def test_arguments_in_cxx_are_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     assert COMPILER is not None
-    plain = library_path()
+    plain = LIBRARY.path()
     monkeypatch.setenv("CXX", f"{os.path.basename(COMPILER)} -DONE='two words'")
-    build._compiler.cache_clear()
-    words, version = build._compiler()
+    find_compiler.cache_clear()
+    words, version = find_compiler()
     assert words == (COMPILER, "-DONE=two words")
     assert version
-    assert library_path() != plain
+    assert LIBRARY.path() != plain
 
 
 @needs_compiler
 def test_a_compiler_that_fails_is_quoted_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(build, "FLAGS", (*build.FLAGS, "-fno-such-flag"))
+    monkeypatch.setattr(compiling, "FLAGS", (*compiling.FLAGS, "-fno-such-flag"))
     with pytest.raises(BuildError, match="no-such-flag"):
         find_library()
     assert list((tmp_path / "visavis" / "kernels").iterdir()) == []
