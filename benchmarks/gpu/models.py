@@ -9,13 +9,22 @@ from typing import Any
 import numpy as np
 import torch
 
-import visavis.engine.engine as engine_module
+import visavis.engine.share as share_module
 from visavis.engine import EngineConfig, NativeEngine
 from visavis.engine.model_config import ModelConfig
+from visavis.engine.quantization.places import Place
 from visavis.families.positions import VisualBlock, mrope_positions
 from visavis.prompt import PatchRule, PreparedMedia, Prompt, Span
 
-__all__ = ["CONFIGS", "kv_bytes_per_token", "make_engine", "picture_prompt", "random_prompt", "weight_bytes"]
+__all__ = [
+    "CONFIGS",
+    "kv_bytes_per_token",
+    "make_engine",
+    "picture_prompt",
+    "random_prompt",
+    "randomise",
+    "weight_bytes",
+]
 
 
 def _qwen2(hidden: int, inner: int, layers: int, heads: int, kv: int, vocab: int, tied: bool) -> dict[str, Any]:
@@ -47,21 +56,26 @@ CONFIGS: dict[str, dict[str, Any]] = {
 
 def make_engine(name: str, **settings: Any) -> NativeEngine:
     """An engine without a checkpoint: N(0, 0.02²) weights, norms of ones."""
-    real = engine_module.load_weights
-    engine_module.load_weights = _randomise  # type: ignore[assignment]
+    real = share_module.load_weights
+    share_module.load_weights = randomise  # type: ignore[assignment]
     try:
         return NativeEngine(Path("."), CONFIGS[name], EngineConfig(**settings))
     finally:
-        engine_module.load_weights = real
+        share_module.load_weights = real
 
 
-def _randomise(folder: Path, destinations: Mapping[str, torch.Tensor], *, tied: bool) -> None:
+def randomise(folder: Path, destinations: Mapping[str, Place], *, tied: bool, left_out: str | None = None) -> None:
+    """In place of `load_weights`."""
     torch.manual_seed(0)
-    for name, tensor in destinations.items():
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    for name, place in destinations.items():
+        tensor = place if isinstance(place, torch.Tensor) else torch.empty(tuple(place.shape), device=device)
         if tensor.ndim == 1 and name.endswith("weight"):
             tensor.fill_(1.0)
         else:
             tensor.normal_(std=0.02)
+        if tensor is not place:  # a share of it, or codes
+            place.copy_(tensor)
 
 
 def random_prompt(rng: np.random.Generator, length: int, vocab: int) -> Prompt:
