@@ -1,0 +1,180 @@
+"""Launching the products with quantised weights: which kernel for how many rows, and its tiles."""
+
+from __future__ import annotations
+
+import torch
+import triton
+
+from visavis.engine.kernels.triton import quantized
+from visavis.engine.kernels.triton.launch import DecodeScratch, GemvTile, Launcher, SkinnyTile, pad, precision
+from visavis.engine.quantization.weight import QuantizedWeight
+
+__all__ = ["TILE_ROWS", "QuantizedLauncher"]
+
+TILE_ROWS = 64
+"""Up to as many rows of x a program of the tile kernel takes."""
+DENSE_ROWS = 256
+"""From here on the weight is made dense, some rows at a time, for cuBLAS."""
+DENSE_BYTES = 32 << 20
+"""Of the part that is dense at a time: cuBLAS finds it in the L2 cache of a large card."""
+
+
+class QuantizedLauncher:
+    """Beside the `Launcher` of the engine, whose settings hold here too."""
+
+    def __init__(self, launcher: Launcher) -> None:
+        self.launcher = launcher
+        self.asm = launcher.gpu or launcher.device.type == "meta"  # the interpreter has none
+        self.gemv_tiles: dict[str, GemvTile] = {}  # by kind of product, where a measurement says otherwise
+        self.tile_tiles: dict[str, SkinnyTile] = {}
+        self.dense_rows = DENSE_ROWS
+
+    def gemv_tile(self, kind: str, n: int, row: int, bits: int, *, whole: bool) -> GemvTile:
+        """In words of four bytes."""
+        if kind in self.gemv_tiles:
+            return self.gemv_tiles[kind]
+        width = pad(row, 16)
+        if whole or width <= 1024:
+            return GemvTile(4 if bits == 4 else 2, width, 4 if width <= 1024 else 8, 4)
+        return GemvTile(4, 512, 4)
+
+    def product(
+        self,
+        kind: str,
+        x: torch.Tensor,
+        weight: QuantizedWeight,
+        out: torch.Tensor,
+        *,
+        bias: torch.Tensor | None = None,
+        norm: torch.Tensor | None = None,
+        eps: float = 0.0,
+        residual: bool = False,
+        silu: bool = False,
+        scratch: DecodeScratch,
+    ) -> None:
+        """As `Launcher.product`; `norm` of a single row only."""
+        if weight.order is not None:
+            if norm is not None:
+                raise ValueError("inputs in another order are normalised before")
+            x = x.index_select(1, weight.order)
+        if x.shape[0] == 1:
+            self._single(kind, x, weight, out, bias, norm, eps, residual, silu)
+        elif norm is not None:
+            raise ValueError("several rows are normalised before")
+        else:
+            self._tile(kind, x, weight, out, bias, residual, silu, scratch)
+
+    def _single(
+        self,
+        kind: str,
+        x: torch.Tensor,
+        weight: QuantizedWeight,
+        out: torch.Tensor,
+        bias: torch.Tensor | None,
+        norm: torch.Tensor | None,
+        eps: float,
+        residual: bool,
+        silu: bool,
+    ) -> None:
+        run, k, n = self.launcher, weight.shape[1], out.shape[1]
+        data = weight.data.view(torch.int32)
+        zeros = weight.zeros if weight.zeros is not None else data
+        row = data.shape[1]
+        tile = self.gemv_tile(kind, n, row, weight.bits, whole=norm is not None or silu)
+        blocks = triton.cdiv(n, tile.block_n)
+        per_word = 32 // weight.bits
+        same = {
+            "K": k, "ROW": row, "GROUP": weight.group, "BITS": weight.bits, "BLOCK_N": tile.block_n,
+            "BLOCK_W": tile.block_k, "PAIRED": x.dtype == torch.bfloat16 and k % per_word == 0, "ASM": self.asm,
+            "BIAS": bias is not None, "RESIDUAL": residual, "PDL": run.overlap, "num_warps": tile.warps, **run.options,
+        }  # fmt: skip
+        nothing = data  # a pointer that is not followed
+        bias, norm_weight = (nothing if t is None else t for t in (bias, norm))
+        if tile.block_k >= row:
+            grid = (min(blocks, tile.programs * run.processors or blocks),)
+            quantized.gemv_rows_kernel[grid](
+                x, data, weight.scales, zeros, bias, norm_weight, out, n, eps,
+                NORM=norm is not None, SILU=silu, **same,
+            )  # fmt: skip
+        else:
+            quantized.gemv_kernel[(blocks,)](x, data, weight.scales, zeros, bias, out, n, **same)
+
+    def tile_tile(self, kind: str, rows: int, n: int, k: int, *, silu: bool) -> SkinnyTile:
+        """`block_k` is 128 always: a unit."""
+        if kind in self.tile_tiles:
+            return self.tile_tiles[kind]
+        processors = self.launcher.processors
+        if silu:
+            return SkinnyTile(64, 128, 1, 4, 3)
+        block_n = 64
+        split = 1
+        while split < 8 and n // block_n * split < 2 * processors and k >= 512 * split:
+            split *= 2
+        return SkinnyTile(block_n, 128, split, 4, 4)
+
+    def _tile(
+        self,
+        kind: str,
+        x: torch.Tensor,
+        weight: QuantizedWeight,
+        out: torch.Tensor,
+        bias: torch.Tensor | None,
+        residual: bool,
+        silu: bool,
+        scratch: DecodeScratch | None,
+    ) -> None:
+        run, (rows, k), n = self.launcher, x.shape, out.shape[1]
+        data = weight.data.view(torch.int16) if weight.bits == 4 else weight.data
+        m_pad = min(pad(rows, 16), TILE_ROWS)
+        tile = self.tile_tile(kind, rows, n, k, silu=silu)
+        split = tile.split if scratch is not None and rows <= m_pad else 1
+        partial, arrived = (data, data) if scratch is None else (scratch.partial, scratch.arrived)
+        grid = (triton.cdiv(n, tile.block_n), split, triton.cdiv(rows, m_pad))
+        quantized.tile_kernel[grid](
+            x, data, weight.scales, weight.zeros if weight.zeros is not None else data,
+            bias if bias is not None else data, out, partial, arrived, rows, n,
+            K=k, GROUP=weight.group, BITS=weight.bits, M_PAD=m_pad, BLOCK_N=tile.block_n, SPLIT=split,
+            BIAS=bias is not None, RESIDUAL=residual, SILU=silu, ASM=self.asm and x.dtype == torch.bfloat16,
+            PRECISION=precision(x.dtype), STAGES=tile.stages, PDL=run.skinny_overlap, num_warps=tile.warps,
+            **({"launch_pdl": True} if run.skinny_overlap else {}),
+        )  # fmt: skip
+
+    def linear(
+        self, x: torch.Tensor, weight: QuantizedWeight, bias: torch.Tensor | None, out: torch.Tensor | None = None
+    ) -> torch.Tensor:
+        """(rows, K) → (rows, N) for prompts and large batches; given `out`, added to what it holds."""
+        residual = out is not None
+        if weight.order is not None:
+            x = x.index_select(1, weight.order)
+        x = x.contiguous()
+        if out is None:
+            out = x.new_empty((x.shape[0], weight.shape[0]))
+        if x.shape[0] < self.dense_rows:
+            self._tile("prompt", x, weight, out, bias, residual, False, None)
+            return out
+        n, k = weight.shape
+        if residual and bias is not None:
+            out.add_(bias)
+        chunk = max(128, DENSE_BYTES // (k * x.element_size()) // 128 * 128)
+        dense = x.new_empty((min(chunk, n), k))
+        for start in range(0, n, chunk):
+            stop = min(start + chunk, n)
+            part = self.dequantize(weight.rows(start, stop), dense[: stop - start]).t()
+            if residual:
+                out[:, start:stop].addmm_(x, part)
+            elif bias is not None:
+                torch.addmm(bias[start:stop], x, part, out=out[:, start:stop])
+            else:
+                torch.mm(x, part, out=out[:, start:stop])
+        return out
+
+    def dequantize(self, weight: QuantizedWeight, out: torch.Tensor) -> torch.Tensor:
+        """Dense into `out` (N, K), columns as they are stored."""
+        n, k = weight.shape
+        data = weight.data.view(torch.int16) if weight.bits == 4 else weight.data
+        grid = (triton.cdiv(n, 64), triton.cdiv(k, 128))
+        quantized.dequantize_kernel[grid](
+            data, weight.scales, weight.zeros if weight.zeros is not None else data, out, n,
+            K=k, GROUP=weight.group, BITS=weight.bits, BLOCK_N=64, num_warps=4,
+        )  # fmt: skip
+        return out
