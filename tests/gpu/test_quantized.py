@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 
+from tests.engines.native.drive import greedy, make_engine
+from tests.engines.native.reference import Reference, Tally
+from tests.engines.native.test_quantized_weights import FORMATS as FOLDERS
+from tests.engines.native.test_quantized_weights import quantised
 from tests.gpu.conftest import ON_GPU
+from visavis.engine.config import EngineSettings
+from visavis.engine.kernels.cuda.kernels import CudaKernels
 from visavis.engine.kernels.triton import twins
 from visavis.engine.kernels.triton.launch import DecodeScratch, Launcher
 from visavis.engine.kernels.triton.launch_quantized import QuantizedLauncher
+from visavis.engine.model_config import ModelConfig
 from visavis.engine.quantization.codes import quantize
 from visavis.engine.quantization.weight import QuantizedWeight
 
@@ -83,3 +92,50 @@ def test_linear_equals_twin_dense_and_fused(
         x.double(), weight.dequantize(torch.float64), bias=bias.double(), residual=held.double() if residual else None
     )
     assert (out - expected).norm() / expected.norm() < 3e-5
+
+
+ENGINES = ["awq", "gptq-desc_act", "gptq-8-bits", "int8", "int4"] if ON_GPU else ["gptq-desc_act", "int4"]
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Reference:
+    return Reference("qwen2", tmp_path_factory.mktemp("qwen2"))
+
+
+@pytest.mark.parametrize("name", ENGINES)
+def test_engine_answers_as_the_dense_matrices(
+    name: str, model: Reference, device: torch.device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Checkpoints as transformers on the matrices they stand for; weights made at load as plain torch with the same
+    codes. Alone and together, so that one row, few rows and prompts all have their kernels."""
+    made = quantised(model, tmp_path / name, FOLDERS[name]) if name in FOLDERS else model
+    settings = {"max_num_seqs": 8, "max_model_len": 256, "dtype": "float32"}
+    settings |= {} if name in FOLDERS else {"quantization": name}
+    prompts = [made.prompt([length], seed=length) for length in (5, 3, 40)]
+    tokens = 16 if ON_GPU else 4
+    if name in FOLDERS:
+        answers = [made.answer(prompt, max_tokens=tokens) for prompt in prompts]
+    plain = make_engine(made, device="cpu", kernels="torch", **settings)
+    wanted = greedy(plain, prompts, max_tokens=tokens)
+    plain.close()
+    if not ON_GPU:
+
+        def interpreted(config: ModelConfig, settings: EngineSettings) -> CudaKernels:
+            kernels = CudaKernels(settings.device, settings.dtype, "interpreted")
+            assert settings.scheme is not None
+            kernels.quantize(settings.scheme)
+            return kernels
+
+        monkeypatch.setattr("visavis.engine.engine.choose_kernels", interpreted)
+    engine = make_engine(made, device=device.type, **settings)
+    together = greedy(engine, prompts, max_tokens=tokens)
+    alone = greedy(engine, prompts[:1], max_tokens=tokens)
+    assert engine.ahead is not None
+    engine.close()
+    tally = Tally()
+    for i, ours in enumerate(together):
+        if name in FOLDERS:
+            tally.check(name, ours, answers[i])
+        else:
+            assert ours == wanted[i]
+    assert alone[0] == together[0]

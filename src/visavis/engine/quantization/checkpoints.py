@@ -111,8 +111,7 @@ class CheckpointMatrix:
             yield f"{self.name}.bias", _ZeroBias(self.name, self.shapes["scales"][1])
 
     def take(self, part: str, tensor: torch.Tensor) -> None:
-        device = self.rows.device
-        self.parts[part] = tensor.to(device) if tensor.device != device else tensor.clone()
+        self.parts[part] = tensor.to(self.rows.device)
         if len(self.parts) < len(self.shapes):
             return
         parts, self.parts = self.parts, {}

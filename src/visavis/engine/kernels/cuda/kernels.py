@@ -11,10 +11,13 @@ import torch.nn.functional as F
 
 from visavis.engine.kernels.base import AttentionRow, Kernels, Rotation, StepLayout
 from visavis.engine.kernels.cuda.ahead import AheadDecoder
+from visavis.engine.kernels.cuda.quantized import CudaQuantizedLinear
 from visavis.engine.kernels.cuda.step import DecodeStep
 from visavis.engine.kernels.cuda.warm_up import WarmUp
 from visavis.engine.kernels.triton.launch import DecodeScratch, Launcher, pad
+from visavis.engine.kernels.triton.launch_quantized import QuantizedLauncher
 from visavis.engine.kv_cache import KVCache
+from visavis.engine.quantization.weight import QuantizedWeight
 from visavis.engine.transfer import send
 
 if TYPE_CHECKING:
@@ -93,11 +96,15 @@ class CudaKernels(Kernels):
         self.dtype = dtype
         self.description = description
         self.launcher = Launcher(device)
+        self.quantized = QuantizedLauncher(self.launcher)
         self.graphs = graphs
         self.warming = WarmUp(device)
 
     def linear(self, in_features: int, out_features: int, *, bias: bool) -> CudaLinear:
         return CudaLinear(self.empty(out_features, in_features), self.empty(out_features) if bias else None)
+
+    def quantized_linear(self, weight: QuantizedWeight, bias: torch.Tensor | None) -> CudaQuantizedLinear:
+        return CudaQuantizedLinear(weight, bias, self.quantized)
 
     def rms_norm(self, size: int, eps: float) -> CudaNorm:
         return CudaNorm(self.empty(size), eps, self.launcher)

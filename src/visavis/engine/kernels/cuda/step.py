@@ -12,7 +12,8 @@ import torch
 
 from visavis.engine.kernels.cuda.sampling import Mode, SampleStep
 from visavis.engine.kernels.triton.elementwise import begin_step_kernel
-from visavis.engine.kernels.triton.launch import Launcher, pad
+from visavis.engine.kernels.triton.launch import SKINNY_ROWS, Launcher, pad
+from visavis.engine.kernels.triton.launch_quantized import TILE_ROWS, QuantizedLauncher
 from visavis.engine.kv_cache import KVCache
 from visavis.engine.quantization.weight import QuantizedWeight
 
@@ -44,6 +45,7 @@ class DecodeStep:
         self.cache = cache
         self.layers = cache.data.unbind(0)
         self.launcher = launcher
+        self.quantized = QuantizedLauncher(launcher)
         device, dtype = launcher.device, cache.data.dtype
         self.seats = seats
         # One row beyond the seats for the rows of a batch that hold no request.
@@ -66,7 +68,8 @@ class DecodeStep:
         )
         group = c.num_heads // c.num_kv_heads
         widest = max(c.hidden_size, heads * c.head_dim, min(c.vocab_size, 128 * launcher.processors))
-        self.scratch = launcher.decode_scratch(seats, c.num_kv_heads, group, c.head_dim, widest)
+        most = SKINNY_ROWS if model.kernels.scheme is None else TILE_ROWS
+        self.scratch = launcher.decode_scratch(seats, c.num_kv_heads, group, c.head_dim, widest, most)
         self.sampling = SampleStep(c.vocab_size, seats, launcher)
 
     def fill_with_holes(self, rows: int) -> None:
@@ -121,7 +124,8 @@ class DecodeStep:
         rows = x.shape[0]
         run = self.launcher
         if isinstance(weight, QuantizedWeight):
-            weight = weight.dequantize(x.dtype)
+            self._quantized(kind, x, weight, bias, out, norm, residual, silu)
+            return
         ours = rows <= run.most_rows(kind)
         if norm is not None and rows > 1 and (run.norm_apart or not ours):
             x = run.rms_norm(x, norm.weight, norm.eps, self.normed[:rows])
@@ -142,6 +146,33 @@ class DecodeStep:
             out.copy_(_linear(x, weight, bias, self.rounded[:rows]))
         else:
             _linear(x, weight, bias, out)
+
+    def _quantized(
+        self,
+        kind: str,
+        x: torch.Tensor,
+        weight: QuantizedWeight,
+        bias: torch.Tensor | None,
+        out: torch.Tensor,
+        norm: Norm | None,
+        residual: bool,
+        silu: bool,
+    ) -> None:
+        rows, run = x.shape[0], self.quantized
+        if norm is not None and (rows > 1 or weight.order is not None):
+            x = self.launcher.rms_norm(x, norm.weight, norm.eps, self.normed[:rows])
+            norm = None
+        if rows < run.dense_rows:
+            gain, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+            run.product(
+                kind, x, weight, out, bias=bias, norm=gain, eps=eps, residual=residual, silu=silu, scratch=self.scratch
+            )
+        elif silu:
+            self.launcher.silu_mul(run.linear(x, weight, bias), out)
+        elif residual:
+            run.linear(x, weight, bias, out)
+        else:
+            out.copy_(run.linear(x, weight, bias))
 
 
 def _linear(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor) -> torch.Tensor:

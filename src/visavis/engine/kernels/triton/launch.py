@@ -201,12 +201,14 @@ class Launcher:
             PDL=self.overlap, num_warps=warps, num_stages=2, **self.options,
         )  # fmt: skip
 
-    def decode_scratch(self, max_rows: int, kv_heads: int, group: int, d: int, width: int) -> DecodeScratch:
-        """Enough for attention, and for products up to `width` columns, of any step up to `max_rows`."""
+    def decode_scratch(
+        self, max_rows: int, kv_heads: int, group: int, d: int, width: int, product_rows: int = SKINNY_ROWS
+    ) -> DecodeScratch:
+        """Of any step up to `max_rows`: enough for attention, and for products of `product_rows` up to `width` columns."""
         most = max(rows * kv_heads * self.decode_splits(rows, kv_heads) for rows in (1, max_rows))
         most = max(most, 4 * self.processors + 2 * max_rows * kv_heads)
         attention = most * pad(group, 16) * (pad(d, 16) + 2)
-        products = 8 * pad(min(max_rows, SKINNY_ROWS), 16) * (width + 64)
+        products = 8 * pad(min(max_rows, product_rows), 16) * (width + 64)
         return DecodeScratch.make(max(attention, products), max(max_rows * kv_heads, width), self.device)
 
     def prefill_attention(

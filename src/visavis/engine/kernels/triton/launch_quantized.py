@@ -127,9 +127,11 @@ class QuantizedLauncher:
         data = weight.data.view(torch.int16) if weight.bits == 4 else weight.data
         m_pad = min(pad(rows, 16), TILE_ROWS)
         tile = self.tile_tile(kind, rows, n, k, silu=silu)
-        split = tile.split if scratch is not None and rows <= m_pad else 1
         partial, arrived = (data, data) if scratch is None else (scratch.partial, scratch.arrived)
-        grid = (triton.cdiv(n, tile.block_n), split, triton.cdiv(rows, m_pad))
+        blocks = triton.cdiv(n, tile.block_n)
+        room = 0 if scratch is None or rows > m_pad else partial.numel() // (blocks * tile.block_n * m_pad)
+        split = max(1, min(tile.split, room))
+        grid = (blocks, split, triton.cdiv(rows, m_pad))
         quantized.tile_kernel[grid](
             x, data, weight.scales, weight.zeros if weight.zeros is not None else data,
             bias if bias is not None else data, out, partial, arrived, rows, n,
