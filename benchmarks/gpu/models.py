@@ -107,12 +107,16 @@ def picture_prompt(rng: np.random.Generator, config: Mapping[str, Any]) -> Promp
     )  # fmt: skip
 
 
-def weight_bytes(name: str, item: int = 2) -> int:
+BYTES_OF_CODE = {None: 2.0, "int8": 1.0, "int4": 0.5 + 3 / 128}
+"""Of a weight of the decoder's matrices, with its share of a group's scale and zero."""
+
+
+def weight_bytes(name: str, quantization: str | None = None) -> int:
     """Read by one decode step: every matrix of the decoder once, the embedding only as the head."""
     c = ModelConfig.from_dict(CONFIGS[name])
     heads = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim
     layer = c.hidden_size * (heads + c.num_heads * c.head_dim + 3 * c.intermediate_size)
-    return item * (c.num_layers * layer + c.vocab_size * c.hidden_size)
+    return int(BYTES_OF_CODE[quantization] * c.num_layers * layer) + 2 * c.vocab_size * c.hidden_size
 
 
 def kv_bytes_per_token(name: str, item: int = 2) -> int:

@@ -35,6 +35,7 @@ class Row:
     prompt: int
     new: int
     sampling: dict[str, float] = field(default_factory=dict)
+    quantization: str | None = None
 
 
 ROWS = {
@@ -47,6 +48,10 @@ ROWS = {
     "1.5b-16-8k": Row("Qwen2.5-1.5B", 16, 8192, 256),
     "7b-1": Row("Qwen2.5-7B", 1, 37, 512),
     "7b-64": Row("Qwen2.5-7B", 64, 512, 256),
+    "7b-1-int8": Row("Qwen2.5-7B", 1, 37, 512, quantization="int8"),
+    "7b-64-int8": Row("Qwen2.5-7B", 64, 512, 256, quantization="int8"),
+    "7b-1-int4": Row("Qwen2.5-7B", 1, 37, 512, quantization="int4"),
+    "7b-64-int4": Row("Qwen2.5-7B", 64, 512, 256, quantization="int4"),
     "untuned-1": Row("Qwen3-4B", 1, 37, 512),
     "untuned-8": Row("Qwen3-4B", 8, 512, 256),
     "tiny-2": Row("tiny", 2, 5, 6, SAMPLED),
@@ -93,10 +98,13 @@ def run_row(name: str, row: Row, engine: NativeEngine, limits: dict[str, float])
     took, one = statistics.median(whole), statistics.median(single)
     decode = row.batch * (row.new - 1) / (took - one)
     steps = decode / row.batch
-    read = weight_bytes(row.model) + row.batch * (row.prompt + row.new / 2) * kv_bytes_per_token(row.model)
+    read = weight_bytes(row.model, row.quantization) + row.batch * (row.prompt + row.new / 2) * kv_bytes_per_token(
+        row.model
+    )
     return {
         "row": name, "model": row.model, "batch": row.batch, "prompt": row.prompt, "new": row.new,
-        "sampling": row.sampling, "decode_tok_s": round(decode, 1), "whole_tok_s": round(row.batch * row.new / took, 1),
+        "sampling": row.sampling, "quantization": row.quantization,
+        "decode_tok_s": round(decode, 1), "whole_tok_s": round(row.batch * row.new / took, 1),
         "first_token_ms": round(1e3 * statistics.median(firsts), 2), "seconds": [round(s, 4) for s in whole],
         "seconds_one_token": [round(s, 4) for s in single], "read_gb_s": round(read * steps / 1e9),
         "of_read_ceiling": round(read * steps / 1e9 / limits["read_gb_s"], 3) if limits else None,
@@ -125,17 +133,18 @@ def main() -> None:
     limits = ceilings() if gpu else {}
     print(json.dumps({"machine": describe() if gpu else None, "ceilings": limits}), flush=True)
     engine: NativeEngine | None = None
-    loaded = ""
+    loaded: tuple[str, str | None] | None = None
     for name in args.rows:
         row = ROWS[name]
-        if row.model != loaded or engine is None:
+        if (row.model, row.quantization) != loaded or engine is None:
             if engine is not None:
                 engine.close()
                 gc.collect()
                 torch.cuda.empty_cache()
             begin = time.perf_counter()
-            engine = make_engine(row.model, max_model_len=min(32768, CONFIGS[row.model]["max_position_embeddings"]))
-            loaded = row.model
+            longest = min(32768, CONFIGS[row.model]["max_position_embeddings"])
+            engine = make_engine(row.model, max_model_len=longest, quantization=row.quantization)
+            loaded = (row.model, row.quantization)
             for path in args.tiles:
                 load_tiles(engine, path)
             print(json.dumps({"engine": loaded, "seconds": round(time.perf_counter() - begin, 2)}), flush=True)
@@ -144,7 +153,7 @@ def main() -> None:
         except Exception as error:  # the other rows are still worth their device time
             print(json.dumps({"row": name, "error": repr(error)[:500]}), flush=True)
             engine.close()
-            engine, loaded = None, ""
+            engine, loaded = None, None
 
 
 if __name__ == "__main__":

@@ -204,7 +204,8 @@ class Launcher:
     def decode_scratch(
         self, max_rows: int, kv_heads: int, group: int, d: int, width: int, product_rows: int = SKINNY_ROWS
     ) -> DecodeScratch:
-        """Of any step up to `max_rows`: enough for attention, and for products of `product_rows` up to `width` columns."""
+        """Of any step up to `max_rows`: enough for attention, and for products of `product_rows` with up to `width`
+        columns."""
         most = max(rows * kv_heads * self.decode_splits(rows, kv_heads) for rows in (1, max_rows))
         most = max(most, 4 * self.processors + 2 * max_rows * kv_heads)
         attention = most * pad(group, 16) * (pad(d, 16) + 2)
