@@ -88,6 +88,8 @@ class NativeModel(ModelInterface):
         if dtype == "float16" and folder.dtype == "bfloat16":
             marks = ("float16 for a bfloat16 checkpoint: its activations may overflow to infinity and NaN",)
             warnings.warn(f"native: {marks[0]}; use bfloat16 or float32 unless the card has neither", stacklevel=2)
+        if engine.fitting is not None:
+            warnings.warn(f"native: {engine.fitting}", stacklevel=2)
         if settings.scheme is not None and not settings.scheme.is_checkpoint:
             marks += (f"{settings.quantization} weights, made at load",)
         return LoadInfo(

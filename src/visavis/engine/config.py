@@ -11,7 +11,7 @@ from visavis.engine.quantization.scheme import AT_LOAD, CHECKPOINTS, Scheme
 from visavis.errors import OptionError, shorten
 from visavis.machine import available_memory
 
-__all__ = ["EngineConfig", "EngineSettings"]
+__all__ = ["EngineConfig", "EngineSettings", "free_memory", "gib"]
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
@@ -26,6 +26,7 @@ CPU_MEMORY_SHARE = 0.25
 """Of the memory free at start, the most the KV cache takes on a CPU when no budget is given."""
 GPU_MEMORY_SHARE = 0.95
 """Of the memory free after the weights, what KV cache and largest step share on a GPU when no budget is given."""
+_KNOWS_SHARE = hasattr(torch.cuda, "get_per_process_memory_fraction")  # from torch 2.8 on
 MAX_PATCHES_PER_PASS = 16384
 """Bounds the vision tower's activations; a single larger item still goes through in one pass."""
 
@@ -84,11 +85,13 @@ class EngineConfig:
         return EngineSettings(
             device=device,
             dtype=_dtype(self.dtype, device, model),
+            dtype_asked=self.dtype != "auto",
             block_size=self.block_size,
             num_blocks=self.num_blocks,
             kv_cache_bytes=self.kv_cache_bytes,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=budget,
+            steps_asked=self.max_num_seqs is not None or self.max_num_batched_tokens is not None,
             max_model_len=max_model_len,
             max_model_len_asked=self.max_model_len is not None,
             threads=self.threads,
@@ -121,6 +124,8 @@ class EngineSettings:
     kernels: str
     enforce_eager: bool
     tensor_parallel_size: int = 1
+    dtype_asked: bool = False
+    steps_asked: bool = False  # max_num_seqs or max_num_batched_tokens
 
     @property
     def quantization(self) -> str | None:
@@ -154,14 +159,14 @@ class EngineSettings:
         """
         per_block = self.block_bytes(model)
         per_request = -(-self.max_model_len // self.block_size)
-        there = _free_memory(self.device)
+        there = free_memory(self.device)
         if self.device.type == "cpu":  # which all ranks share
             there //= self.tensor_parallel_size
         asked = self.kv_cache_bytes if self.num_blocks is None else self.num_blocks * per_block
         if asked is not None and asked > there:
             name = f"kv_cache_bytes {asked}" if self.num_blocks is None else f"num_blocks {self.num_blocks}"
             raise OptionError(
-                f"{name} ({_gib(asked)}) is more than the {_gib(there)} of memory there are for this process on "
+                f"{name} ({gib(asked)}) is more than the {gib(there)} of memory there are for this process on "
                 f"{self.device}, weights loaded: ask for less, or leave it out"
             )
         if self.num_blocks is not None:
@@ -261,9 +266,14 @@ def _scheme(asked: str | None, stored: Scheme | None) -> Scheme | None:
     return Scheme.at_load(asked)
 
 
-def _free_memory(device: torch.device) -> int:
-    return int(torch.cuda.mem_get_info(device)[0]) if device.type == "cuda" else available_memory()
+def free_memory(device: torch.device) -> int:
+    """Bytes this process may still take: what is free, within the share of a GPU it was told to keep to."""
+    if device.type != "cuda":
+        return available_memory()
+    free, total = torch.cuda.mem_get_info(device)
+    share = torch.cuda.get_per_process_memory_fraction(device) if _KNOWS_SHARE else 1.0
+    return max(0, min(free, int(share * total) - torch.cuda.memory_reserved(device)))
 
 
-def _gib(num_bytes: int) -> str:
+def gib(num_bytes: int) -> str:
     return f"{num_bytes / 2**30:,.1f} GiB" if num_bytes >= 1 << 29 else f"{num_bytes / 2**20:,.1f} MiB"

@@ -16,13 +16,14 @@ import torch
 from visavis.completion import FinishReason, TokenLogprobs
 from visavis.engine.block_pool import BlockPool
 from visavis.engine.communicator import ALONE, Communicator
-from visavis.engine.config import EngineConfig, EngineSettings
+from visavis.engine.config import EngineConfig, EngineSettings, free_memory
 from visavis.engine.encoder import VisionEncoder
 from visavis.engine.kernels.choose import choose_kernels
 from visavis.engine.loader import tensor_names
 from visavis.engine.model_config import ModelConfig
 from visavis.engine.out_of_memory import first_line, is_out_of_memory
 from visavis.engine.parallel.sharding import config_of_one
+from visavis.engine.quantization.fit import fitted
 from visavis.engine.requests import make_sequence
 from visavis.engine.runner import Runner
 from visavis.engine.sampler import NOTHING_ALLOWED, Sampler, why_nothing
@@ -89,6 +90,9 @@ class NativeEngine:
             torch.set_num_threads(threads)
         if self.settings.scheme is not None and self.settings.scheme.is_checkpoint:
             self.settings = replace(self.settings, scheme=self.settings.scheme.found_in(tensor_names(Path(model_path))))
+        self.fitting: str | None = None  # what was done to make it fit, in words
+        if self.settings.device.type == "cuda":
+            self.settings, self.fitting = fitted(self.settings, c, free_memory(self.settings.device))
         with ExitStack() as undo, torch.inference_mode():
             self.communicator = communicator = ALONE if ranks == 1 else _lead(model_path, c, self.settings, threads)
             undo.callback(communicator.close)
