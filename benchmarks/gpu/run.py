@@ -20,7 +20,14 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.machine import ceilings, describe
-from benchmarks.gpu.models import CONFIGS, kv_bytes_per_token, make_engine, random_prompt, weight_bytes
+from benchmarks.gpu.models import (
+    CONFIGS,
+    kv_bytes_per_token,
+    make_engine,
+    picture_prompt,
+    random_prompt,
+    weight_bytes,
+)
 from visavis.engine import NativeEngine
 from visavis.prompt import Prompt
 from visavis.sampling import ResolvedSampling
@@ -36,6 +43,13 @@ class Row:
     new: int
     sampling: dict[str, float] = field(default_factory=dict)
     quantization: str | None = None
+    picture: bool = False  # a prompt of one 1920 × 1080 picture
+    memory_gib: int | None = None  # all that this process may take of the card; nothing else is asked for
+
+    @property
+    def engine(self) -> tuple[str, str | None, int | None]:
+        """Rows of which this is the same share an engine."""
+        return self.model, self.quantization, self.memory_gib
 
 
 ROWS = {
@@ -52,6 +66,8 @@ ROWS = {
     "7b-64-int8": Row("Qwen2.5-7B", 64, 512, 256, quantization="int8"),
     "7b-1-int4": Row("Qwen2.5-7B", 1, 37, 512, quantization="int4"),
     "7b-64-int4": Row("Qwen2.5-7B", 64, 512, 256, quantization="int4"),
+    "vl-7b-picture": Row("Qwen2-VL-7B", 1, 1262, 128, picture=True),
+    "vl-7b-picture-16gib": Row("Qwen2-VL-7B", 1, 1262, 128, picture=True, memory_gib=16),
     "untuned-1": Row("Qwen3-4B", 1, 37, 512),
     "untuned-8": Row("Qwen3-4B", 8, 512, 256),
     "tiny-2": Row("tiny", 2, 5, 6, SAMPLED),
@@ -86,6 +102,8 @@ def run_row(name: str, row: Row, engine: NativeEngine, limits: dict[str, float])
     vocab = CONFIGS[row.model]["vocab_size"]
 
     def prompts() -> list[Prompt]:
+        if row.picture:
+            return [picture_prompt(rng, CONFIGS[row.model]) for _ in range(row.batch)]
         return [random_prompt(rng, row.prompt, vocab) for _ in range(row.batch)]
 
     generate(engine, prompts(), min(4, row.new), row.sampling)  # compiles and captures
@@ -98,17 +116,26 @@ def run_row(name: str, row: Row, engine: NativeEngine, limits: dict[str, float])
     took, one = statistics.median(whole), statistics.median(single)
     decode = row.batch * (row.new - 1) / (took - one)
     steps = decode / row.batch
-    read = weight_bytes(row.model, row.quantization) + row.batch * (row.prompt + row.new / 2) * kv_bytes_per_token(
-        row.model
-    )
+    context = row.prompt + row.new / 2
+    read = weight_bytes(row.model, engine.settings.quantization) + row.batch * context * kv_bytes_per_token(row.model)
     return {
         "row": name, "model": row.model, "batch": row.batch, "prompt": row.prompt, "new": row.new,
-        "sampling": row.sampling, "quantization": row.quantization,
+        "sampling": row.sampling, "quantization": engine.settings.quantization, "said": engine.fitting,
         "decode_tok_s": round(decode, 1), "whole_tok_s": round(row.batch * row.new / took, 1),
         "first_token_ms": round(1e3 * statistics.median(firsts), 2), "seconds": [round(s, 4) for s in whole],
         "seconds_one_token": [round(s, 4) for s in single], "read_gb_s": round(read * steps / 1e9),
         "of_read_ceiling": round(read * steps / 1e9 / limits["read_gb_s"], 3) if limits else None,
     }  # fmt: skip
+
+
+def start(row: Row) -> NativeEngine:
+    if torch.cuda.is_available():
+        total = torch.cuda.mem_get_info()[1]
+        torch.cuda.set_per_process_memory_fraction(1.0 if row.memory_gib is None else (row.memory_gib << 30) / total)
+    if row.memory_gib is not None:
+        return make_engine(row.model)
+    longest = min(32768, CONFIGS[row.model]["max_position_embeddings"])
+    return make_engine(row.model, max_model_len=longest, quantization=row.quantization)
 
 
 def load_tiles(engine: NativeEngine, path: str) -> None:
@@ -133,18 +160,17 @@ def main() -> None:
     limits = ceilings() if gpu else {}
     print(json.dumps({"machine": describe() if gpu else None, "ceilings": limits}), flush=True)
     engine: NativeEngine | None = None
-    loaded: tuple[str, str | None] | None = None
+    loaded: tuple[str, str | None, int | None] | None = None
     for name in args.rows:
         row = ROWS[name]
-        if (row.model, row.quantization) != loaded or engine is None:
+        if row.engine != loaded or engine is None:
             if engine is not None:
                 engine.close()
                 gc.collect()
                 torch.cuda.empty_cache()
             begin = time.perf_counter()
-            longest = min(32768, CONFIGS[row.model]["max_position_embeddings"])
-            engine = make_engine(row.model, max_model_len=longest, quantization=row.quantization)
-            loaded = (row.model, row.quantization)
+            engine = start(row)
+            loaded = row.engine
             for path in args.tiles:
                 load_tiles(engine, path)
             print(json.dumps({"engine": loaded, "seconds": round(time.perf_counter() - begin, 2)}), flush=True)
