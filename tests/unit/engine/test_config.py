@@ -209,9 +209,19 @@ def test_a_gpu_keeps_room_for_its_largest_step(monkeypatch: pytest.MonkeyPatch) 
     logits: 256 · 1000 · (4 + 4 + 2) bytes. A block of 16 tokens: 2 layers · 2 · 2 heads · 16 · 2 bytes · 16 = 4096.
     """
     monkeypatch.setattr(engine_config, "_device", lambda name: torch.device("cuda"))
-    monkeypatch.setattr(engine_config, "_free_memory", lambda device: 10 << 30)
+    monkeypatch.setattr(engine_config, "free_memory", lambda device: 10 << 30)
     model = ModelConfig.from_dict(QWEN2 | {"max_position_embeddings": 1 << 20})
     settings = EngineConfig(dtype="float16").resolve(model)
     assert (settings.max_num_seqs, settings.max_num_batched_tokens) == (256, 16384)
     room = int(0.95 * (10 << 30)) - 16384 * 1728 - 256 * 1000 * 10
     assert settings.kv_blocks(model) == room // 4096
+
+
+def test_a_share_of_a_gpu_is_all_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
+    """80 GiB, half of it allowed, 10 taken by this process already: 30; and where others have left less, that."""
+    gib = 1 << 30
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 0.5)
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 10 * gib)
+    for free, expected in ((70, 30), (20, 20)):
+        monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free * gib, 80 * gib))
+        assert engine_config.free_memory(torch.device("cuda")) == expected * gib
