@@ -30,11 +30,12 @@ from visavis.engine.model_config import ModelConfig
 from visavis.engine.models.decoder import Decoder
 from visavis.engine.models.rope import RotaryEmbedding
 from visavis.engine.models.vision_layout import Run
+from visavis.engine.quantization.scheme import Scheme
 
 META = torch.device("meta")
 TYPES = {
     torch.float32: "*fp32", torch.bfloat16: "*bf16", torch.float16: "*fp16", torch.int32: "*i32", torch.int64: "*i64",
-    torch.uint8: "*u8",
+    torch.uint8: "*u8", torch.int8: "*i8", torch.int16: "*i16",
 }  # fmt: skip
 
 
@@ -54,6 +55,9 @@ MODELS = {
 }
 
 
+SCHEMES = [
+    Scheme.at_load("int8"), Scheme.at_load("int4"), Scheme("gptq", 8, 128), Scheme("awq", 4, 64), Scheme("awq", 4, 32),
+]  # fmt: skip
 TOWERS = {"Qwen2-VL": (16, 80), "Qwen3-VL": (16, 72), "heads of 128": (8, 128)}
 """Heads and their size."""
 
@@ -117,10 +121,36 @@ def catch_launches(capability: int, models: list[str], dtypes: tuple[torch.dtype
                 x = torch.empty((count, c.hidden_size), dtype=dtype, device=META)
                 positions = torch.zeros((c.rope.num_axes, count), dtype=torch.int64, device=META)
                 model(x, rope(positions), kernels.plan(layout))
+    for name in models:
+        for dtype in dtypes:
+            for scheme in SCHEMES:
+                launch_quantized(kernels_for(capability, dtype), MODELS[name], scheme, dtype)
     for dtype in dtypes:
         for heads, d in TOWERS.values():
             launch_tower(kernels_for(capability, dtype), heads, d, dtype)
     return catcher
+
+
+def launch_quantized(kernels: CudaKernels, c: ModelConfig, scheme: Scheme, dtype: torch.dtype) -> None:
+    """A layer's products with one row, few rows and many, and with the inputs of a prompt."""
+    kernels.quantize(scheme)
+    model = Decoder(c, kernels)
+    layer = model.layers[0]
+    scratch = kernels.launcher.decode_scratch(64, c.num_kv_heads, 1, c.head_dim, 128 << 10, 64)
+    norm = torch.empty(c.hidden_size, dtype=dtype, device=META)
+    for rows in (1, 2, 16, 32, 64, 200) if dtype != torch.float32 else (1, 2, 16):
+        for kind, linear in (("qkv", layer.qkv), ("output", layer.output), ("gate_up", layer.gate_up),
+                             ("down", layer.down)):  # fmt: skip
+            silu = kind == "gate_up"
+            n, k = linear.weight.shape
+            out = torch.empty((rows, n // 2 if silu else n), dtype=dtype, device=META)
+            x = torch.empty((rows, k), dtype=dtype, device=META)
+            kernels.quantized.product(
+                kind, x, linear.weight, out, bias=linear.bias, norm=norm if rows == 1 and k == len(norm) else None,
+                residual=kind in ("output", "down"), silu=silu, scratch=scratch,
+            )  # fmt: skip
+    for rows in (128, 1024):
+        layer.down(torch.empty((rows, c.intermediate_size), dtype=dtype, device=META))
 
 
 def kernels_for(capability: int, dtype: torch.dtype) -> CudaKernels:

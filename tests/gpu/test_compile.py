@@ -23,6 +23,7 @@ def test_kernels_compile_for(capability: int) -> None:
     names = {k["kernel"] for k in kernels}
     assert {"gemv_kernel", "skinny_kernel", "decode_attention_kernel", "prefill_attention_kernel"} <= names
     assert {"stretch_attention_kernel", "patch_kernel", "join_norm_kernel", "quick_gelu_kernel"} <= names
+    assert {"gemv_rows_kernel", "tile_kernel", "dequantize_kernel"} <= names
     for kernel in kernels:
         assert capability == 90 or kernel["shared"] <= SMALL, kernel
         assert capability == 90 or not kernel["constants"].get("PDL"), kernel

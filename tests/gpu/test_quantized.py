@@ -26,7 +26,7 @@ SHAPES = [(64, 48), (96, 33), (384, 20)] + (
     [(2112, 130), (1536, 264), (8960, 1536), (3584, 4608), (18944, 100)] if ON_GPU else []
 )
 ROWS = [1, 2, 3, 8, 16, 33, 64, 65, 200, 300] if ON_GPU else [1, 3]
-DTYPES = [torch.float32, torch.bfloat16]
+DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 
 def make(n: int, k: int, bits: int, group: int, device: torch.device) -> QuantizedWeight:
@@ -40,7 +40,7 @@ def make(n: int, k: int, bits: int, group: int, device: torch.device) -> Quantiz
     return weight
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "bfloat16", "float16"])
 @pytest.mark.parametrize("rows", ROWS)
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("format_", FORMATS)
@@ -59,6 +59,8 @@ def test_product_equals_twin(
         out.copy_(held)
     scratch = DecodeScratch.make(64 * 64 * 8 * (n + 64), n + 64, device)
     launcher = QuantizedLauncher(Launcher(device))
+    if not launcher.fuses(rows, dtype):
+        pytest.skip("goes through `linear`")
     launcher.product(
         kind, x, weight, out, bias=bias, norm=norm, eps=1e-6, residual=held is not None, silu="silu" in kind,
         scratch=scratch,

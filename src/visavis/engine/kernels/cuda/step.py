@@ -162,7 +162,7 @@ class DecodeStep:
         if norm is not None and (rows > 1 or weight.order is not None):
             x = self.launcher.rms_norm(x, norm.weight, norm.eps, self.normed[:rows])
             norm = None
-        if rows < run.dense_rows:
+        if run.fuses(rows, x.dtype):
             gain, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
             run.product(
                 kind, x, weight, out, bias=bias, norm=gain, eps=eps, residual=residual, silu=silu, scratch=self.scratch

@@ -14,9 +14,12 @@ __all__ = ["TILE_ROWS", "QuantizedLauncher"]
 TILE_ROWS = 64
 """Up to as many rows of x a program of the tile kernel takes."""
 DENSE_ROWS = 256
-"""From here on the weight is made dense, some rows at a time, for cuBLAS."""
+"""Above, the weight is made dense, some rows at a time, for cuBLAS."""
 DENSE_BYTES = 32 << 20
 """Of the part that is dense at a time: cuBLAS finds it in the L2 cache of a large card."""
+
+
+PAIRS = {torch.bfloat16: 1, torch.float16: 2}
 
 
 class QuantizedLauncher:
@@ -85,7 +88,7 @@ class QuantizedLauncher:
         per_word = 32 // weight.bits
         same = {
             "K": k, "ROW": row, "GROUP": weight.group, "BITS": weight.bits, "BLOCK_N": tile.block_n,
-            "BLOCK_W": tile.block_k, "PAIRED": x.dtype == torch.bfloat16 and k % per_word == 0, "ASM": self.asm,
+            "BLOCK_W": tile.block_k, "PAIRED": PAIRS.get(x.dtype, 0) if k % per_word == 0 else 0, "ASM": self.asm,
             "BIAS": bias is not None, "RESIDUAL": residual, "PDL": run.overlap, "num_warps": tile.warps, **run.options,
         }  # fmt: skip
         nothing = data  # a pointer that is not followed
@@ -99,10 +102,16 @@ class QuantizedLauncher:
         else:
             quantized.gemv_kernel[(blocks,)](x, data, weight.scales, zeros, bias, out, n, **same)
 
-    def tile_tile(self, kind: str, rows: int, n: int, k: int, *, silu: bool) -> SkinnyTile:
+    def fuses(self, rows: int, dtype: torch.dtype) -> bool:
+        """Whether so many rows of x go through `product`; the matrix units have no float32, which is for parity."""
+        return rows <= (16 if dtype == torch.float32 else self.dense_rows)
+
+    def tile_tile(self, kind: str, item: int, n: int, k: int, *, silu: bool) -> SkinnyTile:
         """`block_k` is 128 always: a unit."""
         if kind in self.tile_tiles:
             return self.tile_tiles[kind]
+        if item == 4:
+            return SkinnyTile(16 if silu else 32, 128, 1, 4, 2)
         processors = self.launcher.processors
         if silu:
             return SkinnyTile(64, 128, 1, 4, 3)
@@ -126,7 +135,7 @@ class QuantizedLauncher:
         run, (rows, k), n = self.launcher, x.shape, out.shape[1]
         data = weight.data.view(torch.int16) if weight.bits == 4 else weight.data
         m_pad = min(pad(rows, 16), TILE_ROWS)
-        tile = self.tile_tile(kind, rows, n, k, silu=silu)
+        tile = self.tile_tile(kind, x.element_size(), n, k, silu=silu)
         partial, arrived = (data, data) if scratch is None else (scratch.partial, scratch.arrived)
         blocks = triton.cdiv(n, tile.block_n)
         room = 0 if scratch is None or rows > m_pad else partial.numel() // (blocks * tile.block_n * m_pad)
@@ -136,7 +145,7 @@ class QuantizedLauncher:
             x, data, weight.scales, weight.zeros if weight.zeros is not None else data,
             bias if bias is not None else data, out, partial, arrived, rows, n,
             K=k, GROUP=weight.group, BITS=weight.bits, M_PAD=m_pad, BLOCK_N=tile.block_n, SPLIT=split,
-            BIAS=bias is not None, RESIDUAL=residual, SILU=silu, ASM=self.asm and x.dtype == torch.bfloat16,
+            BIAS=bias is not None, RESIDUAL=residual, SILU=silu, ASM=self.asm and x.dtype in PAIRS,
             PRECISION=precision(x.dtype), STAGES=tile.stages, PDL=run.skinny_overlap, num_warps=tile.warps,
             **({"launch_pdl": True} if run.skinny_overlap else {}),
         )  # fmt: skip
@@ -151,7 +160,7 @@ class QuantizedLauncher:
         x = x.contiguous()
         if out is None:
             out = x.new_empty((x.shape[0], weight.shape[0]))
-        if x.shape[0] < self.dense_rows:
+        if self.fuses(x.shape[0], x.dtype):
             self._tile("prompt", x, weight, out, bias, residual, False, None)
             return out
         n, k = weight.shape

@@ -24,17 +24,22 @@ def _words(data, rows, words, ROW: tl.constexpr, N):
 
 
 @triton.jit
-def _pair(words):
-    """The two bfloat16 of each word as float32."""
-    return (words << 16).to(tl.float32, bitcast=True), (words & -65536).to(tl.float32, bitcast=True)
+def _pair(words, PAIRED: tl.constexpr):
+    """The two bfloat16 (1) or float16 (2) of each word as float32."""
+    if PAIRED == 1:
+        low, high = (words << 16).to(tl.float32, bitcast=True), (words & -65536).to(tl.float32, bitcast=True)
+    else:
+        low = (words & 0xFFFF).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+        high = (words >> 16).to(tl.int16).to(tl.float16, bitcast=True).to(tl.float32)
+    return low, high
 
 
 @triton.jit
 def _two(x, at, K: tl.constexpr, PAIRED: tl.constexpr):
-    """x[at] and x[at + 1] as float32, 0 beyond K. PAIRED: x is bfloat16 and `at` even, so one word holds both."""
+    """x[at] and x[at + 1] as float32, 0 beyond K. PAIRED: `at` is even and one word holds both."""
     if PAIRED:
         words = tl.load(x.to(tl.pointer_type(tl.int32)) + at // 2, mask=at < K, other=0)
-        low, high = _pair(words)
+        low, high = _pair(words, PAIRED)
     else:
         low = tl.load(x + at, mask=at < K, other=0.0).to(tl.float32)
         high = tl.load(x + at + 1, mask=at + 1 < K, other=0.0).to(tl.float32)
@@ -57,11 +62,11 @@ def _inputs8(x, words, K: tl.constexpr, PAIRED: tl.constexpr):
     """The inputs of bytes 0 … 3 of each word."""
     if PAIRED:
         quads = tl.load(x.to(tl.pointer_type(tl.int64)) + words, mask=words * 4 < K, other=0)
-        x0, x1 = _pair(quads.to(tl.int32))
-        x2, x3 = _pair((quads >> 32).to(tl.int32))
+        x0, x1 = _pair(quads.to(tl.int32), PAIRED)
+        x2, x3 = _pair((quads >> 32).to(tl.int32), PAIRED)
     else:
-        x0, x1 = _two(x, words * 4, K, False)
-        x2, x3 = _two(x, words * 4 + 2, K, False)
+        x0, x1 = _two(x, words * 4, K, 0)
+        x2, x3 = _two(x, words * 4 + 2, K, 0)
     return x0, x1, x2, x3
 
 
@@ -268,24 +273,32 @@ def gemv_kernel(
     _finish(y, y, bias, out, rows, N, BIAS, RESIDUAL, False)
 
 
-def _two_codes(nibble: int) -> tl.constexpr:
-    """PTX: of two 16-bit numbers a nibble each as 128 + code in bfloat16, plus the addend $2: less 128 and the zero."""
+def _two_codes(nibble: int, high: int, one: int, kind: str) -> tl.constexpr:
+    """PTX: of two 16-bit numbers a nibble each, written into the mantissa of a power of two (the bits `high`), plus the
+    addend $2, which takes that off again, and the zero."""
     return tl.constexpr(
-        f"{{ .reg .b32 c, one; shr.b32 c, $1, {4 * nibble}; lop3.b32 c, c, 0x000F000F, 0x43004300, 0xEA; "
-        "mov.b32 one, 0x3F803F80; fma.rn.bf16x2 $0, c, one, $2; }"
+        f"{{ .reg .b32 c, one; shr.b32 c, $1, {4 * nibble}; lop3.b32 c, c, 0x000F000F, {high * 0x10001}, 0xEA; "
+        f"mov.b32 one, {one * 0x10001}; fma.rn.{kind}x2 $0, c, one, $2; }}"
     )
 
 
-_NIBBLE_0, _NIBBLE_1, _NIBBLE_2, _NIBBLE_3 = map(_two_codes, range(4))
+_BF16_0, _BF16_1, _BF16_2, _BF16_3 = (_two_codes(i, 0x4300, 0x3F80, "bf16") for i in range(4))  # 128 and the code
+_FP16_0, _FP16_1, _FP16_2, _FP16_3 = (_two_codes(i, 0x6400, 0x3C00, "f16") for i in range(4))  # 1024 and the code
 
 
 @triton.jit
 def _codes4(numbers, zero, S: tl.constexpr, like, ASM: tl.constexpr):
     """Nibble S of each 16-bit number less the zero, in the type of `like`. Both are small whole numbers: exact."""
     if ASM:
-        asm: tl.constexpr = _NIBBLE_0 if S == 0 else _NIBBLE_1 if S == 1 else _NIBBLE_2 if S == 2 else _NIBBLE_3
-        addend = (-128.0 - zero).to(tl.bfloat16)[:, None]
-        return tl.inline_asm_elementwise(asm, "=r,r,r", [numbers, addend], dtype=tl.bfloat16, is_pure=True, pack=2)
+        if like.dtype.element_ty == tl.bfloat16:
+            asm: tl.constexpr = _BF16_0 if S == 0 else _BF16_1 if S == 1 else _BF16_2 if S == 2 else _BF16_3
+            addend = (-128.0 - zero).to(tl.bfloat16)
+        else:
+            asm: tl.constexpr = _FP16_0 if S == 0 else _FP16_1 if S == 1 else _FP16_2 if S == 2 else _FP16_3
+            addend = (-1024.0 - zero).to(tl.float16)
+        return tl.inline_asm_elementwise(
+            asm, "=r,r,r", [numbers, addend[:, None]], dtype=addend.dtype, is_pure=True, pack=2
+        )
     return (((numbers >> (4 * S)) & 15).to(tl.float32) - zero[:, None]).to(like.dtype.element_ty)
 
 
