@@ -271,7 +271,8 @@ def free_memory(device: torch.device) -> int:
     if device.type != "cuda":
         return available_memory()
     free, total = torch.cuda.mem_get_info(device)
-    share = torch.cuda.get_per_process_memory_fraction(device) if _KNOWS_SHARE else 1.0
+    index = torch.cuda.current_device() if device.index is None else device.index  # which the next call insists on
+    share = torch.cuda.get_per_process_memory_fraction(index) if _KNOWS_SHARE else 1.0
     return max(0, min(free, int(share * total) - torch.cuda.memory_reserved(device)))
 
 

@@ -220,7 +220,8 @@ def test_a_gpu_keeps_room_for_its_largest_step(monkeypatch: pytest.MonkeyPatch) 
 def test_a_share_of_a_gpu_is_all_there_is(monkeypatch: pytest.MonkeyPatch) -> None:
     """80 GiB, half of it allowed, 10 taken by this process already: 30; and where others have left less, that."""
     gib = 1 << 30
-    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda device: 0.5)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "get_per_process_memory_fraction", lambda index: {0: 0.5}[index])
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda device: 10 * gib)
     for free, expected in ((70, 30), (20, 20)):
         monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device, free=free: (free * gib, 80 * gib))

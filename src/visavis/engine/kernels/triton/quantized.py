@@ -290,12 +290,11 @@ _FP16_0, _FP16_1, _FP16_2, _FP16_3 = (_two_codes(i, 0x6400, 0x3C00, "f16") for i
 def _codes4(numbers, zero, S: tl.constexpr, like, ASM: tl.constexpr):
     """Nibble S of each 16-bit number less the zero, in the type of `like`. Both are small whole numbers: exact."""
     if ASM:
-        if like.dtype.element_ty == tl.bfloat16:
-            asm: tl.constexpr = _BF16_0 if S == 0 else _BF16_1 if S == 1 else _BF16_2 if S == 2 else _BF16_3
-            addend = (-128.0 - zero).to(tl.bfloat16)
-        else:
-            asm: tl.constexpr = _FP16_0 if S == 0 else _FP16_1 if S == 1 else _FP16_2 if S == 2 else _FP16_3
-            addend = (-1024.0 - zero).to(tl.float16)
+        bfloat16: tl.constexpr = like.dtype.element_ty == tl.bfloat16
+        wide: tl.constexpr = _BF16_0 if S == 0 else _BF16_1 if S == 1 else _BF16_2 if S == 2 else _BF16_3
+        half: tl.constexpr = _FP16_0 if S == 0 else _FP16_1 if S == 1 else _FP16_2 if S == 2 else _FP16_3
+        asm: tl.constexpr = wide if bfloat16 else half
+        addend = ((-128.0 if bfloat16 else -1024.0) - zero).to(like.dtype.element_ty)
         return tl.inline_asm_elementwise(
             asm, "=r,r,r", [numbers, addend[:, None]], dtype=addend.dtype, is_pure=True, pack=2
         )
