@@ -15,28 +15,40 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.machine import time_ms
-from visavis.engine.kernels.triton.launch import DecodeScratch, GemvTile, Launcher, SkinnyTile
-from visavis.engine.kernels.triton.launch_quantized import QuantizedLauncher
+from visavis.engine.kernels.triton.launch import DecodeScratch, GemvTile, Launcher
+from visavis.engine.kernels.triton.launch_quantized import QuantizedLauncher, Tile
 from visavis.engine.quantization.weight import QuantizedWeight
 
 SHAPES = {"qkv": (4608, 3584), "output": (3584, 3584), "gate_up": (18944, 3584), "down": (3584, 18944)}
 FORMATS = {"int4": (4, 128), "int8": (8, 0)}
-WHOLE4 = [(4, 512, 4, 4), (2, 512, 4, 4), (2, 512, 4, 6), (4, 512, 4, 3), (8, 512, 4, 2), (4, 512, 4, 0),
-          (8, 512, 8, 4), (1, 512, 4, 8), (2, 512, 2, 8)]  # fmt: skip
+# One row: rows and words of a tile, warps, programs a multiprocessor (0: one block of rows each).
+WHOLE4 = [(4, 512, 4, 4), (4, 512, 4, 3), (8, 512, 4, 2), (4, 512, 4, 0), (2, 512, 4, 6), (2, 512, 4, 4),
+          (8, 512, 4, 0), (4, 512, 4, 5), (2, 512, 4, 8)]  # fmt: skip
 LONG4 = [
-    (4, 512, 4, 0),
     (8, 512, 4, 0),
-    (2, 1024, 4, 0),
-    (4, 1024, 8, 0),
-    (4, 256, 4, 0),
+    (4, 512, 4, 0),
     (8, 256, 4, 0),
-    (2, 512, 4, 0),
+    (4, 1024, 8, 0),
+    (8, 1024, 8, 0),
+    (4, 256, 4, 0),
+    (4, 256, 2, 0),
 ]
-WHOLE8 = [(2, 1024, 4, 4), (1, 1024, 4, 6), (2, 1024, 4, 3), (4, 1024, 8, 2), (2, 1024, 8, 4), (2, 1024, 4, 0),
-          (1, 1024, 4, 8)]  # fmt: skip
-LONG8 = [(4, 512, 4, 0), (8, 512, 4, 0), (4, 1024, 8, 0), (2, 1024, 4, 0), (8, 512, 8, 0), (4, 1024, 4, 0)]
-TILES = [(64, 128, 1, 4, 3), (64, 128, 1, 4, 4), (128, 128, 1, 4, 3), (128, 128, 1, 8, 4), (32, 128, 1, 4, 4)]
-SPLITS = [(64, 128, 2, 4, 4), (64, 128, 4, 4, 4), (64, 128, 8, 4, 4), (32, 128, 4, 4, 4), (128, 128, 8, 4, 3)]
+WHOLE8 = [(2, 1024, 4, 4), (1, 1024, 4, 6), (4, 1024, 4, 3), (4, 1024, 8, 2), (2, 1024, 4, 5), (2, 1024, 4, 0),
+          (4, 1024, 4, 2), (2, 1024, 4, 6)]  # fmt: skip
+LONG8 = [
+    (8, 512, 8, 0),
+    (8, 512, 4, 0),
+    (4, 1024, 8, 0),
+    (8, 1024, 8, 0),
+    (4, 512, 4, 0),
+    (4, 1024, 4, 0),
+    (8, 256, 4, 0),
+]
+# Several rows: rows of a tile, programs that share a sum, warps, stages, registers a thread.
+TILES = [(64, 1, 4, 3), (64, 1, 4, 3, 168), (64, 1, 4, 2, 168), (64, 1, 4, 2, 128), (64, 1, 8, 3, 128),
+         (64, 1, 4, 4, 168), (128, 1, 8, 3, 168), (128, 1, 8, 2, 128)]  # fmt: skip
+SPLITS = [(64, 4, 4, 4), (64, 5, 4, 3, 168), (64, 7, 4, 3, 168), (64, 4, 4, 3, 168), (128, 8, 4, 3),
+          (128, 4, 8, 3, 128), (64, 2, 4, 3, 168), (64, 7, 4, 4, 168), (128, 9, 8, 3, 128)]  # fmt: skip
 
 
 def graph_us(launch: Callable[[int], None], count: int) -> float:
@@ -108,14 +120,14 @@ def main(all_rows: list[int], share: tuple[int, int] | None) -> None:
                 if rows == 1:
                     tiles = {(4, True): WHOLE4, (4, False): LONG4, (8, True): WHOLE8, (8, False): LONG8}[bits, whole]
                 else:
-                    tiles = TILES if silu else TILES + SPLITS
+                    tiles = TILES if silu else SPLITS
                 for tile in [None, *tiles]:
                     run.gemv_tiles.clear()
                     run.tile_tiles.clear()
                     if tile is not None and rows == 1:
                         run.gemv_tiles[kind] = GemvTile(*tile)  # type: ignore[misc]
                     elif tile is not None:
-                        run.tile_tiles[kind] = SkinnyTile(*tile)  # type: ignore[misc]
+                        run.tile_tiles[kind] = Tile(*tile)  # type: ignore[misc]
                     variant += 1
                     if share is not None and variant % share[1] != share[0]:
                         continue

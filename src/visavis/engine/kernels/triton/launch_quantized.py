@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 import triton
 
-from visavis.engine.kernels.triton import quantized
-from visavis.engine.kernels.triton.launch import DecodeScratch, GemvTile, Launcher, SkinnyTile, pad, precision
+from visavis.engine.kernels.triton import quantized, quantized_gemv
+from visavis.engine.kernels.triton.launch import DecodeScratch, GemvTile, Launcher, pad, precision
 from visavis.engine.quantization.weight import QuantizedWeight
 
-__all__ = ["TILE_ROWS", "QuantizedLauncher"]
+__all__ = ["TILE_ROWS", "QuantizedLauncher", "Tile"]
 
 TILE_ROWS = 64
 """Up to as many rows of x a program of the tile kernel takes."""
@@ -22,6 +25,15 @@ DENSE_BYTES = 32 << 20
 PAIRS = {torch.bfloat16: 1, torch.float16: 2}
 
 
+@dataclass(frozen=True, slots=True)
+class Tile:
+    block_n: int
+    split: int
+    warps: int
+    stages: int
+    registers: int | None = None  # a thread; fewer let more programs share a multiprocessor
+
+
 class QuantizedLauncher:
     """Beside the `Launcher` of the engine, whose settings hold here too."""
 
@@ -29,7 +41,7 @@ class QuantizedLauncher:
         self.launcher = launcher
         self.asm = launcher.gpu or launcher.device.type == "meta"  # the interpreter has none
         self.gemv_tiles: dict[str, GemvTile] = {}  # by kind of product, where a measurement says otherwise
-        self.tile_tiles: dict[str, SkinnyTile] = {}
+        self.tile_tiles: dict[str, Tile] = {}
         self.dense_rows = DENSE_ROWS
 
     def gemv_tile(self, kind: str, n: int, row: int, bits: int, *, whole: bool) -> GemvTile:
@@ -88,38 +100,38 @@ class QuantizedLauncher:
         per_word = 32 // weight.bits
         same = {
             "K": k, "ROW": row, "GROUP": weight.group, "BITS": weight.bits, "BLOCK_N": tile.block_n,
-            "BLOCK_W": tile.block_k, "PAIRED": PAIRS.get(x.dtype, 0) if k % per_word == 0 else 0, "ASM": self.asm,
+            "RUNS": tile.block_k // (4 if weight.bits == 4 else 2), "FINE": x.dtype == torch.float32,
+            "PAIRED": PAIRS.get(x.dtype, 0) if k % per_word == 0 else 0, "ASM": self.asm,
             "BIAS": bias is not None, "RESIDUAL": residual, "PDL": run.overlap, "num_warps": tile.warps, **run.options,
         }  # fmt: skip
         nothing = data  # a pointer that is not followed
         bias, norm_weight = (nothing if t is None else t for t in (bias, norm))
         if tile.block_k >= row:
             grid = (min(blocks, tile.programs * run.processors or blocks),)
-            quantized.gemv_rows_kernel[grid](
+            quantized_gemv.gemv_rows_kernel[grid](
                 x, data, weight.scales, zeros, bias, norm_weight, out, n, eps,
                 NORM=norm is not None, SILU=silu, **same,
             )  # fmt: skip
         else:
-            quantized.gemv_kernel[(blocks,)](x, data, weight.scales, zeros, bias, out, n, **same)
+            quantized_gemv.gemv_kernel[(blocks,)](x, data, weight.scales, zeros, bias, out, n, **same)
 
     def fuses(self, rows: int, dtype: torch.dtype) -> bool:
         """Whether so many rows of x go through `product`; the matrix units have no float32, which is for parity."""
         return rows <= (16 if dtype == torch.float32 else self.dense_rows)
 
-    def tile_tile(self, kind: str, item: int, n: int, k: int, *, silu: bool) -> SkinnyTile:
-        """`block_k` is 128 always: a unit."""
+    def tile_tile(self, kind: str, item: int, n: int, k: int, *, silu: bool) -> Tile:
         if kind in self.tile_tiles:
             return self.tile_tiles[kind]
         if item == 4:
-            return SkinnyTile(16 if silu else 32, 128, 1, 4, 2)
+            return Tile(16 if silu else 32, 1, 4, 2)
         processors = self.launcher.processors
         if silu:
-            return SkinnyTile(64, 128, 1, 4, 3)
+            return Tile(64, 1, 4, 3)
         block_n = 64
         split = 1
         while split < 8 and n // block_n * split < 2 * processors and k >= 512 * split:
             split *= 2
-        return SkinnyTile(block_n, 128, split, 4, 4)
+        return Tile(block_n, split, 4, 4)
 
     def _tile(
         self,
@@ -141,13 +153,16 @@ class QuantizedLauncher:
         room = 0 if scratch is None or rows > m_pad else partial.numel() // (blocks * tile.block_n * m_pad)
         split = max(1, min(tile.split, room))
         grid = (blocks, split, triton.cdiv(rows, m_pad))
+        options: dict[str, Any] = {"launch_pdl": True} if run.skinny_overlap else {}
+        if tile.registers is not None and run.gpu:
+            options["maxnreg"] = tile.registers
         quantized.tile_kernel[grid](
             x, data, weight.scales, weight.zeros if weight.zeros is not None else data,
             bias if bias is not None else data, out, partial, arrived, rows, n,
             K=k, GROUP=weight.group, BITS=weight.bits, M_PAD=m_pad, BLOCK_N=tile.block_n, SPLIT=split,
             BIAS=bias is not None, RESIDUAL=residual, SILU=silu, ASM=self.asm and x.dtype in PAIRS,
             PRECISION=precision(x.dtype), STAGES=tile.stages, PDL=run.skinny_overlap, num_warps=tile.warps,
-            **({"launch_pdl": True} if run.skinny_overlap else {}),
+            **options,
         )  # fmt: skip
 
     def linear(
