@@ -77,7 +77,9 @@ def _not_fitting(plan: Plan, shape: ModelShape, quantization: Quantization | Non
             _urgent("does not fit", f"{text}Nothing {names} can do makes it fit: a larger card, or other --backends.")
         ]
     only = "Only a quantised, split or offloaded run fits: " if quantization is None else "What fits: "
-    return [_urgent("does not fit", text + only + "; ".join(ways) + ".")]
+    by_itself = quantization is None and plan.device.kind == "cuda" and any(e.engine == "native" for e in short)
+    native = " native makes int8 or int4 weights by itself where that is enough." if by_itself else ""
+    return [_urgent("does not fit", f"{text}{only}{'; '.join(ways)}.{native}")]
 
 
 def _urgent(topic: str, text: str) -> Advice:

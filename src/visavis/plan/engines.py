@@ -76,6 +76,8 @@ ENGINES: dict[str, EngineFacts] = {
         },
         patches_per_pass=16384,
         model_types=frozenset({"llama", "qwen2", "qwen3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"}),
+        quantization={"int8": "--quantization int8", "int4": "--quantization int4"},
+        checkpoints=frozenset({"awq", "gptq"}),
     ),
     "hf": EngineFacts(
         name="hf",

@@ -141,8 +141,11 @@ class _Question:
 
 def _could_run(asked: Asked, facts: EngineFacts) -> bool:
     """Whether the engine takes this model on so many cards, its weights quantised by itself or in a checkpoint."""
-    if asked.quantization is not None and not facts.checkpoints and asked.quantization.name not in facts.quantization:
-        return False
+    wanted = asked.quantization
+    if wanted is not None and wanted.name not in facts.quantization:
+        stored = {wanted.method} if not wanted.name.startswith("int") else {"awq", "gptq", "compressed-tensors"}
+        if not stored & facts.checkpoints:
+            return False
     kind = asked.device.kind
     return not refusal(facts, asked.shape, None, load_time=False, device=kind, ranks=asked.ranks, kv_dtype=None)
 

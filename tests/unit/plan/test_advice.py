@@ -85,7 +85,8 @@ def test_smaller_requests_are_offered_only_where_they_help() -> None:
 
 def test_only_what_the_engines_asked_for_can_do_is_offered() -> None:
     text = advice(qwen2_vl_7b(), card(15.65), "does not fit", engines=("native",))
-    assert "int8" not in text  # native does not quantise
+    assert "int8 weights (9.37 GiB" in text  # which native makes, and fp8 not
+    assert "fp8" not in text
     assert "2 such cards" in text
     assert "host memory" not in text
     text = advice(qwen2_vl_7b(), card(2), "does not fit", engines=("native",))

@@ -273,7 +273,7 @@ def test_quantised_checkpoints_are_not_quantised_again() -> None:
     assert result.quantization == "awq"
     assert engine(result, "vllm").fits
     assert "--quantization" not in engine(result, "vllm").launch
-    assert "awq" in engine(result, "native").verdict
+    assert engine(result, "native").fits
     with pytest.raises(OptionError, match="quantised already \\('awq'\\)"):
         plan(config, card(16), quantization="int8")
 
