@@ -12,7 +12,7 @@ import json
 import statistics
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -133,7 +133,7 @@ def start(row: Row) -> NativeEngine:
         total = torch.cuda.mem_get_info()[1]
         torch.cuda.set_per_process_memory_fraction(1.0 if row.memory_gib is None else (row.memory_gib << 30) / total)
     if row.memory_gib is not None:
-        return make_engine(row.model)
+        return make_engine(row.model, quantization=row.quantization)
     longest = min(32768, CONFIGS[row.model]["max_position_embeddings"])
     return make_engine(row.model, max_model_len=longest, quantization=row.quantization)
 
@@ -155,14 +155,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("rows", nargs="*", default=[r for r in ROWS if r != "tiny-2"])
     parser.add_argument("--tiles", action="append", default=[])
+    parser.add_argument("--warm", action="store_true", help="only make the kernels; several of these may run at once")
     args = parser.parse_args()
     gpu = torch.cuda.is_available()
-    limits = ceilings() if gpu else {}
+    limits = ceilings() if gpu and not args.warm else {}
     print(json.dumps({"machine": describe() if gpu else None, "ceilings": limits}), flush=True)
     engine: NativeEngine | None = None
     loaded: tuple[str, str | None, int | None] | None = None
     for name in args.rows:
         row = ROWS[name]
+        if args.warm:
+            row = replace(row, new=4, memory_gib=row.memory_gib or 24)
         if row.engine != loaded or engine is None:
             if engine is not None:
                 engine.close()

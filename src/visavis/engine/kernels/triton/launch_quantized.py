@@ -22,6 +22,7 @@ DENSE_BYTES = 32 << 20
 """Of the part that is dense at a time: cuBLAS finds it in the L2 cache of a large card."""
 
 
+MAX_SPLIT = 9
 PAIRS = {torch.bfloat16: 1, torch.float16: 2}
 
 
@@ -48,10 +49,12 @@ class QuantizedLauncher:
         """In words of four bytes."""
         if kind in self.gemv_tiles:
             return self.gemv_tiles[kind]
-        width = pad(row, 16)
-        if whole or width <= 1024:
-            return GemvTile(4 if bits == 4 else 2, width, 4 if width <= 1024 else 8, 4)
-        return GemvTile(4, 512, 4)
+        width = pad(row, 16)  # what was fastest on an H200 (benchmarks/gpu/quantized.py) for the products of a 7B
+        if not whole and width > 1024:
+            return GemvTile(4, 512, 4)
+        if bits == 4:
+            return GemvTile(8, width, 4) if n <= 4096 else GemvTile(4, width, 4 if width <= 1024 else 8, 4)
+        return GemvTile(2, width, 4 if width <= 1024 else 8, 4 if n > 8192 else 5)
 
     def product(
         self,
@@ -108,6 +111,8 @@ class QuantizedLauncher:
         bias, norm_weight = (nothing if t is None else t for t in (bias, norm))
         if tile.block_k >= row:
             grid = (min(blocks, tile.programs * run.processors or blocks),)
+            if run.gpu and tile.programs == tile.warps == 4:
+                same["maxnreg"] = 128  # so that all four find room
             quantized_gemv.gemv_rows_kernel[grid](
                 x, data, weight.scales, zeros, bias, norm_weight, out, n, eps,
                 NORM=norm is not None, SILU=silu, **same,
@@ -119,19 +124,24 @@ class QuantizedLauncher:
         """Whether so many rows of x go through `product`; the matrix units have no float32, which is for parity."""
         return rows <= (16 if dtype == torch.float32 else self.dense_rows)
 
-    def tile_tile(self, kind: str, item: int, n: int, k: int, *, silu: bool) -> Tile:
+    def tile_tile(self, kind: str, rows: int, bits: int, item: int, n: int, k: int, *, silu: bool) -> Tile:
         if kind in self.tile_tiles:
             return self.tile_tiles[kind]
         if item == 4:
             return Tile(16 if silu else 32, 1, 4, 2)
-        processors = self.launcher.processors
+        hopper = self.launcher.overlap > 0
         if silu:
-            return Tile(64, 1, 4, 3)
-        block_n = 64
-        split = 1
-        while split < 8 and n // block_n * split < 2 * processors and k >= 512 * split:
-            split *= 2
-        return Tile(block_n, split, 4, 4)
+            return Tile(64, 1, 4, 3, 168 if hopper and rows <= 16 else None)
+        if not hopper:
+            return Tile(64, self._split(n, k, 64, 2), 4, 3)
+        if rows > 16 and k > 8192 and bits == 4:
+            return Tile(128, self._split(n, k, 128, 2), 8, 3, 128)
+        return Tile(64, self._split(n, k, 64, 3), 4, 3, 168)
+
+    def _split(self, n: int, k: int, block_n: int, each: int) -> int:
+        """Programs that share a sum, so that `each` on every multiprocessor are just busy; a unit each at least."""
+        blocks = triton.cdiv(n, block_n)
+        return max(1, min(each * self.launcher.processors // blocks, MAX_SPLIT, triton.cdiv(k, 128) // 4))
 
     def _tile(
         self,
@@ -147,7 +157,7 @@ class QuantizedLauncher:
         run, (rows, k), n = self.launcher, x.shape, out.shape[1]
         data = weight.data.view(torch.int16) if weight.bits == 4 else weight.data
         m_pad = min(pad(rows, 16), TILE_ROWS)
-        tile = self.tile_tile(kind, x.element_size(), n, k, silu=silu)
+        tile = self.tile_tile(kind, rows, weight.bits, x.element_size(), n, k, silu=silu)
         partial, arrived = (data, data) if scratch is None else (scratch.partial, scratch.arrived)
         blocks = triton.cdiv(n, tile.block_n)
         room = 0 if scratch is None or rows > m_pad else partial.numel() // (blocks * tile.block_n * m_pad)

@@ -225,11 +225,18 @@ def _part(
             y = tl.sum(_chain4(0.0, w, x, 0, FINE, ASM), 0) - (even + zero.to(tl.float32)) * t0[:, None]
             y *= scale.to(tl.float32)
             for s in tl.static_range(1, 4):
-                power: tl.constexpr = even if s == 2 else odd
                 zero = _scales(zeros, rows, runs, N, s, K, GROUP, BITS).to(tl.float32)
-                z = tl.sum(_chain4(0.0, w, x, s, FINE, ASM), 0) - (power + zero) * totals[s][:, None]
+                z = (
+                    tl.sum(_chain4(0.0, w, x, s, FINE, ASM), 0)
+                    - ((even if s == 2 else odd) + zero) * totals[s][:, None]
+                )
                 y += z * _scales(scales, rows, runs, N, s, K, GROUP, BITS).to(tl.float32)
             return y
+
+
+@triton.jit
+def _add_both(a, b, c, d):
+    return a + c, b + d
 
 
 @triton.jit
@@ -295,10 +302,6 @@ def gemv_rows_kernel(
         if BITS == 4:
             z_next = _scales(zeros, following, runs, behind, 0, K, GROUP, BITS)
         y = _part(w, value, totals, s, z, scales, zeros, rows, runs, N, K, GROUP, BITS, FINE, ASM)
-        y = tl.sum(y, 0) * scale
-        if GROUP == 0:
-            y *= s.to(tl.float32)
-        y_up = y
         if SILU:
             u_next = _words(up, following, words, ROW, behind)
             us_next = _scales(up_scales, following, runs, behind, 0, K, GROUP, BITS)
@@ -306,10 +309,17 @@ def gemv_rows_kernel(
             if BITS == 4:
                 uz_next = _scales(up_zeros, following, runs, behind, 0, K, GROUP, BITS)
             y_up = _part(u, value, totals, us, uz, up_scales, up_zeros, rows, runs, N, K, GROUP, BITS, FINE, ASM)
-            y_up = tl.sum(y_up, 0) * scale
+            y, y_up = tl.reduce((y, y_up), 0, _add_both)  # together: threads wait for each other once
+            y_up *= scale
             if GROUP == 0:
                 y_up *= us.to(tl.float32)
             u, us, uz = u_next, us_next, uz_next
+        else:
+            y = tl.sum(y, 0)
+            y_up = y
+        y *= scale
+        if GROUP == 0:
+            y *= s.to(tl.float32)
         _finish(y, y_up, bias, out, rows, N, BIAS, RESIDUAL, SILU)
         w, s, z, rows = w_next, s_next, z_next, following
 
