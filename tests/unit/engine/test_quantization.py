@@ -15,8 +15,8 @@ from visavis.engine.quantization.scheme import Scheme
 from visavis.engine.quantization.weight import QuantizedWeight, pack_int4, unpack_int4
 
 FILE = Path(__file__).parents[2] / "reference" / "quantized_by_libraries.safetensors"
-"""A matrix of 32 outputs and 64 inputs in groups of 32, packed and made dense again by autoawq 0.2.9 and auto-gptq 0.7.1
-(with `desc_act`); the file's metadata names the functions."""
+"""A matrix of 32 outputs and 64 inputs in groups of 32, packed and made dense again by autoawq 0.2.9 and by auto-gptq
+0.7.1 (with `desc_act`); the file's metadata names the functions."""
 
 
 @pytest.mark.parametrize("method", ["awq", "gptq"])
