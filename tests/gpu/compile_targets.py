@@ -25,6 +25,7 @@ from visavis.engine.kernels.base import AttentionRow, Rotation, StepLayout
 from visavis.engine.kernels.cuda.kernels import CudaKernels
 from visavis.engine.kernels.cuda.sampling import GREEDY, Mode
 from visavis.engine.kernels.cuda.step import DecodeStep
+from visavis.engine.kernels.cuda.vision import CudaVision
 from visavis.engine.kv_cache import KVCache
 from visavis.engine.model_config import ModelConfig
 from visavis.engine.models.decoder import Decoder
@@ -161,7 +162,7 @@ def kernels_for(capability: int, dtype: torch.dtype) -> CudaKernels:
 
 
 def launch_tower(kernels: CudaKernels, heads: int, d: int, dtype: torch.dtype) -> None:
-    vision = kernels.vision(d)
+    vision = CudaVision(kernels, d)
     run = vision.vision
     qkv = torch.empty((4888, 3, heads, d), dtype=dtype, device=META)
     x = qkv[:, 0].flatten(1).clone()

@@ -15,7 +15,7 @@ if not ON_GPU:
 
 WITH_TRITON = importlib.util.find_spec("triton") is not None
 if not WITH_TRITON:  # their imports would fail; test_triton.py says so as a skip
-    names = ("ahead", "attention", "compile", "engine", "products", "vision")
+    names = ("ahead", "attention", "compile", "engine", "parallel", "products", "quantized", "vision")
     collect_ignore = [f"test_{name}.py" for name in names]
 
 

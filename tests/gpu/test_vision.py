@@ -8,6 +8,7 @@ import torch
 
 from tests.gpu.conftest import ON_GPU
 from visavis.engine.kernels.cuda.kernels import CudaKernels
+from visavis.engine.kernels.cuda.vision import CudaVision
 from visavis.engine.kernels.triton import twins
 from visavis.engine.kernels.triton.launch import Launcher
 from visavis.engine.kernels.triton.launch_vision import StretchTile, VisionLauncher
@@ -73,7 +74,7 @@ def test_patches_are_bit_for_bit_the_twins(rule: PatchRule, dtype: torch.dtype, 
         shapes += [(26 * cell, 47 * cell, 3), (9, 8 * cell, 11 * cell, 3)]
     media = [item(rng.integers(0, 256, shape, dtype=np.uint8), rule) for shape in shapes]
     media[0].pixels.setflags(write=False)
-    found = CudaKernels(device, dtype, "under test").vision(16).patches(media, [rule] * len(media))
+    found = CudaVision(CudaKernels(device, dtype, "under test"), 16).patches(media, [rule] * len(media))
     expected = torch.cat([patchify(m.pixels, rule) for m in media]).to(dtype)
     assert found.dtype == dtype
     assert torch.equal(found.cpu(), expected)

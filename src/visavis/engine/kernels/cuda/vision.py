@@ -1,4 +1,8 @@
-"""`CudaVision`: a vision tower's operations in our Triton kernels; products stay cuBLAS's."""
+"""`CudaVision`: a vision tower's operations in our Triton kernels; products stay cuBLAS's.
+
+Not in use yet: on an H200 a picture's logits came out not finite (benchmarks/gpu/NOTES.md, round 4), so `CudaKernels`
+keeps torch's operations. `tests/gpu/test_vision.py` holds these kernels against their twins.
+"""
 
 from __future__ import annotations
 

@@ -36,9 +36,10 @@ class VisionLauncher:
     def __init__(self, launcher: Launcher, head_dim: int, dtype: torch.dtype) -> None:
         self.launcher = launcher
         self.dtype = dtype
-        # 80 columns are 64 and 16, 72 are 64 and 16 of which 8 count.
-        self.first_part = max(16, pad(head_dim + 1) // 2)
-        self.second_part = pad(head_dim - self.first_part, 16) if head_dim > self.first_part else 0
+        # 80 columns are 64 and 16, 72 are 64 and 16 of which 8 count. 96 as 64 and 32 went wrong on an H200.
+        in_two = 64 < head_dim <= 80
+        self.first_part = 64 if in_two else pad(head_dim, 16)
+        self.second_part = 16 if in_two else 0
         self.head_dim = head_dim
         self.long_tile: StretchTile | None = None  # where a measurement says otherwise
 
