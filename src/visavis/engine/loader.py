@@ -10,8 +10,8 @@ from pathlib import Path
 import torch
 from safetensors import SafetensorError, safe_open
 
-from visavis.engine.quantization.places import Place
-from visavis.engine.weight_stream import Target, stream_tensors
+from visavis.engine.quantization.places import Place, SharedPlace
+from visavis.engine.weight_stream import Rows, Target, stream_tensors
 from visavis.errors import ModelError, shorten
 from visavis.weight_files import instead_of_data, shards_of
 
@@ -70,15 +70,30 @@ def load_weights(
     unexpected: list[str] = []
     stored_head: torch.Tensor | None = None
 
+    cut: dict[str, torch.Tensor] = {}  # tensors of which only rows are read, and where these go
+
+    def rows_of(name: str, shape: tuple[int, ...]) -> tuple[int, int] | None:
+        key = canonical_name(name)
+        if key is None or (left_out is not None and key.startswith(left_out)):
+            return (0, 0) if shape else None
+        place = destinations.get(key)
+        if not isinstance(place, SharedPlace) or place.rows is None or shape != tuple(place.shape):
+            return None
+        assert isinstance(place.place, torch.Tensor)
+        cut[name] = place.place
+        return place.rows
+
     def place_of(name: str, dtype: torch.dtype, shape: tuple[int, ...]) -> torch.Tensor | None:
         """Where a stored tensor can go as it is."""
         key = canonical_name(name)
-        place = None if key is None or (tied and key == "lm_head.weight") else destinations.get(key)
+        if key is None or (tied and key == "lm_head.weight"):
+            return None
+        place = cut.get(name, destinations.get(key))
         return place if isinstance(place, torch.Tensor) and _is_like(place, dtype, shape) else None
 
     embedding = destinations["embed_tokens.weight"]
     assert isinstance(embedding, torch.Tensor)
-    for name, tensor in _tensors(folder, embedding.device, place_of):
+    for name, tensor in _tensors(folder, embedding.device, place_of, rows_of):
         key = canonical_name(name)
         if key is None or (left_out is not None and key.startswith(left_out)):
             continue
@@ -88,7 +103,7 @@ def load_weights(
         if key not in destinations:
             unexpected.append(name)
             continue
-        place = destinations[key]
+        place = cut.get(name, destinations[key])
         if tuple(tensor.shape) != tuple(place.shape):
             raise ModelError(
                 f"{folder.name}: tensor {name} has shape {tuple(tensor.shape)} and config.json asks for "
@@ -106,13 +121,14 @@ def load_weights(
     return stored_head.to(embedding)
 
 
-def _tensors(folder: Path, device: torch.device, place: Target) -> Iterator[tuple[str, torch.Tensor]]:
-    """On a GPU already there, in `place` where that gives one; else mapped memory."""
+def _tensors(folder: Path, device: torch.device, place: Target, rows: Rows) -> Iterator[tuple[str, torch.Tensor]]:
+    """On a GPU already there, in `place` where that gives one, and only the `rows` asked for; else mapped memory, of
+    which nothing is read but what is copied."""
     for file in _files(folder):
         try:
             with safe_open(file, framework="pt") as checkpoint:  # which checks the file
                 if device.type == "cuda":
-                    yield from stream_tensors(file, device, place)
+                    yield from stream_tensors(file, device, place, rows)
                     continue
                 for name in checkpoint.keys():  # noqa: SIM118 (no mapping: it has no __iter__)
                     yield name, checkpoint.get_tensor(name)

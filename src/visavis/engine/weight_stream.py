@@ -11,14 +11,14 @@ import os
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 
 from visavis.machine import usable_cores
 
-__all__ = ["DTYPES", "Target", "stream_tensors"]
+__all__ = ["DTYPES", "Rows", "Target", "stream_tensors"]
 
 DTYPES = {
     "BOOL": torch.bool, "U8": torch.uint8, "I8": torch.int8, "I16": torch.int16, "I32": torch.int32,
@@ -30,6 +30,8 @@ MAX_READERS = 8
 
 Target = Callable[[str, torch.dtype, tuple[int, ...]], torch.Tensor | None]
 """Name, dtype and shape of a tensor → contiguous memory of just that kind to put it into, or None: new memory."""
+Rows = Callable[[str, tuple[int, ...]], tuple[int, int] | None]
+"""Name and shape of a tensor → the first of its rows that are read, and how many; None: all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,15 +83,17 @@ def stream_tensors(
     path: Path,
     device: torch.device,
     place: Target = lambda name, dtype, shape: None,
+    rows: Rows = lambda name, shape: None,
     *,
     chunk_bytes: int = CHUNK_BYTES,
 ) -> Iterator[tuple[str, torch.Tensor]]:
-    """Every tensor of a well-formed file, in the order they lie there: what `place` gave, filled, or a new one.
+    """Every tensor of a well-formed file, in the order they lie there: what `place` gave, filled, or a new one;
+    of those that `rows` cuts these rows alone.
 
     On a GPU a tensor may be used on the current stream at once, and is not there for others until that has come to it.
     Raises OSError and EOFError for what cannot be read, KeyError for a dtype that torch does not have.
     """
-    stored = _header(path)
+    stored = [_only(s, rows(s.name, s.shape)) for s in _header(path)]
     chunks = _cut([s for s in stored if s.end > s.begin], chunk_bytes)
     for s in stored:
         if s.end == s.begin:
@@ -145,6 +149,15 @@ def _header(path: Path) -> list[_Stored]:
         if name != "__metadata__"
     ]
     return sorted(found, key=lambda s: s.begin)
+
+
+def _only(stored: _Stored, rows: tuple[int, int] | None) -> _Stored:
+    if rows is None:
+        return stored
+    start, count = rows
+    row_bytes = (stored.end - stored.begin) // max(stored.shape[0], 1)
+    begin = stored.begin + start * row_bytes
+    return replace(stored, shape=(count, *stored.shape[1:]), begin=begin, end=begin + count * row_bytes)
 
 
 def _cut(stored: list[_Stored], chunk_bytes: int) -> list[_Chunk]:

@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from tests.unit.engine.test_config import QWEN2, QWEN2_VL, TEXT
-from visavis.engine import EngineConfig, ModelConfig
+from visavis.engine import EngineConfig, ModelConfig, loader
 from visavis.engine.communicator import columns_of
 from visavis.engine.parallel.sharding import config_of_one, shares_of, vision_places
+from visavis.engine.quantization.places import Place, Share, taking
 from visavis.engine.quantization.scheme import Scheme
-from visavis.errors import OptionError
+from visavis.engine.weight_stream import stream_tensors
+from visavis.errors import ModelError, OptionError
 
 
 def test_columns_of_all_ranks_cover_a_vocabulary_that_does_not_divide() -> None:
@@ -105,3 +110,43 @@ def test_ranks_on_a_cpu_share_its_memory(monkeypatch: pytest.MonkeyPatch) -> Non
     settings = EngineConfig(device="cpu", tensor_parallel_size=2, max_num_seqs=1).resolve(model)
     # 2 · 2 layers · 1 key head · 16 · 4 bytes = 256 a token, 16 tokens a block; of 512 KiB a quarter
     assert settings.kv_blocks(model) == (1 << 19) // 4 // (256 * 16)
+
+
+def test_a_rank_loads_its_shares_and_streams_no_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, on CPU memory: rows go straight to their place, columns are cut from the whole, and what belongs to
+    other ranks alone is not read."""
+    stored = {
+        "model.embed_tokens.weight": torch.randn(6, 4),
+        "model.rows.weight": torch.randn(8, 4),
+        "model.columns.weight": torch.randn(4, 8),
+        "model.visual.tower.weight": torch.randn(5, 4),
+    }
+    save_file(stored, tmp_path / "model.safetensors", {"format": "pt"})
+    seen = {}
+
+    def streamed(folder: Path, device: torch.device, *given: Any) -> Iterator[tuple[str, torch.Tensor]]:
+        for name, tensor in stream_tensors(folder / "model.safetensors", device, *given):
+            seen[name] = tensor
+            yield name, tensor
+
+    for stream in (True, False):
+        rows, columns, embedding = torch.zeros(4, 4), torch.zeros(4, 4), torch.zeros(6, 4)
+        places: dict[str, Place] = {
+            "embed_tokens.weight": embedding,
+            "rows.weight": taking(rows, Share(0, 4, 8)),
+            "columns.weight": taking(columns, Share(1, 4, 8)),
+        }
+        with monkeypatch.context() as patch:
+            if stream:
+                patch.setattr(loader, "_tensors", streamed)
+            loader.load_weights(tmp_path, places, tied=True, left_out="visual.")
+        assert torch.equal(embedding, stored["model.embed_tokens.weight"])
+        assert torch.equal(rows, stored["model.rows.weight"][4:])
+        assert torch.equal(columns, stored["model.columns.weight"][:, 4:])
+        if stream:
+            assert seen["model.rows.weight"] is rows
+            assert seen["model.visual.tower.weight"].numel() == 0
+    places["rows.weight"] = taking(rows, Share(0, 4, 16))  # config.json asks for more rows than are stored
+    monkeypatch.setattr(loader, "_tensors", streamed)
+    with pytest.raises(ModelError, match=r"has shape \(8, 4\) and config.json asks for \(16, 4\)"):
+        loader.load_weights(tmp_path, places, tied=True, left_out="visual.")

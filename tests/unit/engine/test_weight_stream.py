@@ -44,6 +44,28 @@ def test_a_tensor_goes_where_its_place_is(tmp_path: Path) -> None:
     assert not fused[400:].any()
 
 
+@pytest.mark.parametrize("chunk_bytes", [7, 1000, 1 << 20])
+def test_of_a_tensor_that_is_cut_only_its_rows_come(tmp_path: Path, chunk_bytes: int) -> None:
+    file = stored(tmp_path)
+    wanted = load_file(file)
+    cuts = {"large": (100, 150), "t.BF16": (1, 1), "t.F32": (0, 0)}
+    mine = torch.zeros(150, 41)
+    found = dict(
+        stream_tensors(
+            file,
+            CPU,
+            lambda name, dtype, shape: mine if name == "large" and shape == (150, 41) else None,
+            lambda name, shape: cuts.get(name),
+            chunk_bytes=chunk_bytes,
+        )
+    )
+    assert found["large"] is mine
+    for name, tensor in wanted.items():
+        start, count = cuts.get(name, (0, len(tensor) if tensor.dim() else 1))
+        part = tensor[start : start + count] if tensor.dim() else tensor
+        assert torch.equal(found[name].view(-1).view(torch.uint8), part.reshape(-1).view(torch.uint8)), name
+
+
 def test_a_tensor_is_whole_when_it_comes(tmp_path: Path) -> None:
     """What is yielded was checked at that moment, before anything after it was copied."""
     file = stored(tmp_path)

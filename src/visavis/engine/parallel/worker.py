@@ -78,6 +78,8 @@ class Worker:
         while True:
             message = self.pipe.recv()
             if isinstance(message, Close):
+                if self.settings.device.type == "cuda":
+                    torch.cuda.synchronize()  # a step launched ahead ends on all ranks
                 return
             self._do(message)
 

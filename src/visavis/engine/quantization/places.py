@@ -13,7 +13,7 @@ from visavis.engine.quantization.codes import quantize
 from visavis.engine.quantization.scheme import Scheme
 from visavis.engine.quantization.weight import QuantizedWeight
 
-__all__ = ["Place", "Places", "Share", "dense_places", "matrix_places", "taking"]
+__all__ = ["Place", "Places", "Share", "SharedPlace", "dense_places", "matrix_places", "taking"]
 
 
 class Place(Protocol):
@@ -39,7 +39,7 @@ class Share:
 
 
 @dataclass(frozen=True, slots=True)
-class _SharedPlace:
+class SharedPlace:
     place: torch.Tensor | QuantizingPlace
     share: Share
 
@@ -48,6 +48,13 @@ class _SharedPlace:
         shape = list(self.place.shape)
         shape[self.share.dim] = self.share.full
         return torch.Size(shape)
+
+    @property
+    def rows(self) -> tuple[int, int] | None:
+        """The first row and how many, where whole rows go straight into memory."""
+        if self.share.dim != 0 or not isinstance(self.place, torch.Tensor):
+            return None
+        return self.share.start, self.place.shape[0]
 
     def copy_(self, tensor: torch.Tensor) -> None:
         length = self.place.shape[self.share.dim]
@@ -76,7 +83,7 @@ class QuantizingPlace:
 
 def taking(place: torch.Tensor | QuantizingPlace, share: Share | None) -> Place:
     """`place` for the checkpoint's whole tensor, of which it takes its share."""
-    return place if share is None else _SharedPlace(place, share)
+    return place if share is None else SharedPlace(place, share)
 
 
 def dense_places(
