@@ -100,10 +100,12 @@ def _make(backend: str, store: Store, rank: int, size: int, timeout: timedelta) 
         options._timeout = timeout
         return made(store, rank, size, options)
     made = dist.ProcessGroupNCCL
+    options = made.Options()
+    options._timeout = timeout
     before = {name: os.environ.get(name) for name in NCCL_OWN_WATCH}
     os.environ.update(NCCL_OWN_WATCH)
     try:
-        return made(store, rank, size, timeout)
+        return made(store, rank, size, options)
     finally:
         for name, value in before.items():
             os.environ.pop(name)
