@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 from contextlib import closing
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from tests.engines.hf.conftest import Folder, Load, mixed_prompts
 from visavis.backends.native import NativeModel
 from visavis.backends.options import EngineOptions
+from visavis.child_process import descendants
 from visavis.errors import OptionError
 from visavis.sampling import SamplingParams
 
@@ -44,6 +46,21 @@ def test_sampled_and_penalised_answers_are_the_same_tokens_on_both_engines(
         assert one.token_ids == other.token_ids
         assert (one.text, one.finish_reason) == (other.text, other.finish_reason)
         assert [a.token_ids for a in one.alternatives] == [a.token_ids for a in other.alternatives]
+
+
+def test_a_model_over_two_processes_answers_as_hf_and_leaves_none_behind(folder: Folder, loaded: Load) -> None:
+    hf = loaded("qwen3_vl")
+    prompts = mixed_prompts(hf, "qwen3_vl")
+    before = set(descendants(os.getpid()))
+    with NativeModel() as native:
+        native.load(str(folder("qwen3_vl")), EngineOptions(warmup=False, device="cpu", tensor_parallel_size=2))
+        assert native.info is not None
+        assert native.info.settings["tensor_parallel_size"] == 2
+        assert "cannot wait for other ranks" in native.info.settings["kernels"]
+        assert len(set(descendants(os.getpid())) - before) == 1
+        got = native.complete(prompts, params())
+    assert set(descendants(os.getpid())) <= before
+    assert [c.token_ids for c in got] == [c.token_ids for c in hf.complete(prompts, params())]
 
 
 def test_what_was_loaded_is_told(folder: Folder) -> None:
