@@ -43,6 +43,7 @@ class QuantizedLauncher:
         self.asm = launcher.gpu or launcher.device.type == "meta"  # the interpreter has none
         self.gemv_tiles: dict[str, GemvTile] = {}  # by kind of product, where a measurement says otherwise
         self.tile_tiles: dict[str, Tile] = {}
+        self.by_tiles: frozenset[str] = frozenset()  # kinds of products that take the matrix units for one row, too
         self.dense_rows = DENSE_ROWS
 
     def gemv_tile(self, kind: str, n: int, row: int, bits: int, *, whole: bool) -> GemvTile:
@@ -75,7 +76,7 @@ class QuantizedLauncher:
             if norm is not None:
                 raise ValueError("inputs in another order are normalised before")
             x = x.index_select(1, weight.order)
-        if x.shape[0] == 1:
+        if x.shape[0] == 1 and kind not in self.by_tiles:
             self._single(kind, x, weight, out, bias, norm, eps, residual, silu)
         elif norm is not None:
             raise ValueError("several rows are normalised before")
