@@ -24,6 +24,18 @@ TEXT_ROWS = {
     "untuned-1": ("Qwen3-4B dims, not tuned on, 1 × (37 + 512)", "", ""),
     "untuned-8": ("Qwen3-4B dims, not tuned on, 8 × (512 + 256)", "", ""),
 }
+# Row → what it is, the weights it has, and the row of the same work with bf16 weights.
+QUANTIZED_ROWS = {
+    "7b-1-int8": ("Qwen2.5-7B, 1 × (37 + 512)", "int8", "7b-1"),
+    "7b-1-int4": ("the same", "int4", "7b-1"),
+    "7b-64-int8": ("Qwen2.5-7B, 64 × (512 + 256)", "int8", "7b-64"),
+    "7b-64-int4": ("the same", "int4", "7b-64"),
+    "vl-7b-picture-16gib": (
+        "Qwen2-VL-7B, one 1920 × 1080 picture, 1 × (1262 + 128), the card limited to 16 GiB, no flags",
+        "int8, by itself",
+        "vl-7b-picture",
+    ),
+}
 IMAGE_TFLOP = 27  # one 1920×1080 image of 1222 tokens through tower and decoder of Qwen2-VL-7B
 
 
@@ -66,7 +78,27 @@ def render() -> str:
         f"| 64 images × 32 tokens, one cold round | {many['images_s']:.1f} images/s | 16–20 images/s | "
         f"{rate:.0f}, {100 * rate / ceiling:.0f} % |"
     )
-    return "\n".join(lines)
+    return "\n".join([*lines, *_quantized(found)])
+
+
+def _quantized(found: dict[str, dict[str, Any]]) -> list[str]:
+    """bf16 beside each is of the same run of the benchmark."""
+    lines = [
+        "",
+        "| weights of 8 and 4 bits | weights | decode tok/s | bf16 | ratio | first token | read GB/s, of ceiling |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row, (what, weights, dense) in QUANTIZED_ROWS.items():
+        if row not in found:
+            lines.append(f"| {what} | {weights} | not measured | | | | |")
+            continue
+        e = found[row]
+        lines.append(
+            f"| {what} | {weights} | {e['decode_tok_s']:.0f} | {found[dense]['decode_tok_s']:.0f} | "
+            f"{e['decode_tok_s'] / found[dense]['decode_tok_s']:.2f} | {e['first_token_ms']:.0f} ms | "
+            f"{e['read_gb_s']}, {100 * e['of_read_ceiling']:.0f} % |"
+        )
+    return lines
 
 
 def page_with(table: str) -> str:
