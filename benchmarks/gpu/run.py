@@ -155,7 +155,6 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("rows", nargs="*", default=[r for r in ROWS if r != "tiny-2"])
     parser.add_argument("--tiles", action="append", default=[])
-    parser.add_argument("--by-tiles", nargs="+", default=[], help="quantised products that one row takes by tiles, too")
     parser.add_argument("--warm", action="store_true", help="only make the kernels; several of these may run at once")
     args = parser.parse_args()
     gpu = torch.cuda.is_available()
@@ -174,8 +173,6 @@ def main() -> None:
                 torch.cuda.empty_cache()
             begin = time.perf_counter()
             engine = start(row)
-            if args.by_tiles and engine.ahead is not None:
-                engine.ahead.step.quantized.by_tiles = frozenset(args.by_tiles)
             loaded = row.engine
             for path in args.tiles:
                 load_tiles(engine, path)

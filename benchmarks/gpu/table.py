@@ -82,7 +82,7 @@ def render() -> str:
 
 
 def _quantized(found: dict[str, dict[str, Any]]) -> list[str]:
-    """bf16 beside each is of the same run of the benchmark."""
+    """Beside each the same work with bf16 weights, a quarter of an hour later."""
     lines = [
         "",
         "| weights of 8 and 4 bits | weights | decode tok/s | bf16 | ratio | first token | read GB/s, of ceiling |",

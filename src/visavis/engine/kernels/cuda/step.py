@@ -159,7 +159,7 @@ class DecodeStep:
         silu: bool,
     ) -> None:
         rows, run = x.shape[0], self.quantized
-        if norm is not None and (rows > 1 or weight.order is not None or kind in run.by_tiles):
+        if norm is not None and (rows > 1 or weight.order is not None):
             x = self.launcher.rms_norm(x, norm.weight, norm.eps, self.normed[:rows])
             norm = None
         if run.fuses(rows, x.dtype):

@@ -43,7 +43,6 @@ class QuantizedLauncher:
         self.asm = launcher.gpu or launcher.device.type == "meta"  # the interpreter has none
         self.gemv_tiles: dict[str, GemvTile] = {}  # by kind of product, where a measurement says otherwise
         self.tile_tiles: dict[str, Tile] = {}
-        self.by_tiles: frozenset[str] = frozenset()  # kinds of products that take the matrix units for one row, too
         self.dense_rows = DENSE_ROWS
 
     def gemv_tile(self, kind: str, n: int, row: int, bits: int, *, whole: bool) -> GemvTile:
@@ -76,7 +75,7 @@ class QuantizedLauncher:
             if norm is not None:
                 raise ValueError("inputs in another order are normalised before")
             x = x.index_select(1, weight.order)
-        if x.shape[0] == 1 and kind not in self.by_tiles:
+        if x.shape[0] == 1:
             self._single(kind, x, weight, out, bias, norm, eps, residual, silu)
         elif norm is not None:
             raise ValueError("several rows are normalised before")
@@ -112,8 +111,6 @@ class QuantizedLauncher:
         bias, norm_weight = (nothing if t is None else t for t in (bias, norm))
         if tile.block_k >= row:
             grid = (min(blocks, tile.programs * run.processors or blocks),)
-            if run.gpu and tile.programs == tile.warps == 4:
-                same["maxnreg"] = 128  # so that all four find room
             quantized_gemv.gemv_rows_kernel[grid](
                 x, data, weight.scales, zeros, bias, norm_weight, out, n, eps,
                 NORM=norm is not None, SILU=silu, **same,
@@ -131,8 +128,10 @@ class QuantizedLauncher:
         if item == 4:
             return Tile(16 if silu else 32, 1, 4, 2)
         hopper = self.launcher.overlap > 0
+        if silu and not hopper:
+            return Tile(64, 1, 8 if rows > 16 else 4, 3)
         if silu:
-            return Tile(64, 1, 4, 3, 168 if hopper and rows <= 16 else None)
+            return Tile(64, 1, 4, 3, 168 if rows <= 16 else None)
         if not hopper:
             return Tile(64, self._split(n, k, 64, 2), 4, 3)
         if rows > 16 and k > 8192 and bits == 4:

@@ -91,31 +91,13 @@ def tile_kernel(
     acc = tl.zeros((BLOCK_N, M_PAD), tl.float32)
     acc_up = acc
     behind = N.to(tl.int64) * row
-    first = split * steps
-    # Too small for the pipeline that brings x and codes: a unit's scale and zero are read a unit ahead.
-    one: tl.constexpr = BITS == 4 and GROUP == 128
-    s, z, su, zu = rows, rows, rows, rows
-    if one:
-        s, z = _scale_of(scales, zeros, rows, first, N, units)
-        if SILU:
-            su, zu = _scale_of(scales + N.to(tl.int64) * groups, zeros + N.to(tl.int64) * groups, rows, first, N, units)
     for step in tl.range(0, steps, num_stages=STAGES):
-        unit = first + step
-        s_now, z_now, su_now, zu_now = s, z, su, zu
-        if one:
-            s, z = _scale_of(scales, zeros, rows, unit + 1, N, units)
-        acc = _unit(
-            acc, x, data, scales, zeros, s_now, z_now, rows, m, unit, M, N, K, row, groups, size, BITS, GROUP, ASM,
-            PRECISION,
-        )  # fmt: skip
+        unit = split * steps + step
+        acc = _unit(acc, x, data, scales, zeros, rows, m, unit, M, N, K, row, groups, size, BITS, GROUP, ASM, PRECISION)
         if SILU:
-            if one:
-                su, zu = _scale_of(
-                    scales + N.to(tl.int64) * groups, zeros + N.to(tl.int64) * groups, rows, unit + 1, N, units
-                )
             acc_up = _unit(
-                acc_up, x, data + behind, scales + N.to(tl.int64) * groups, zeros + N.to(tl.int64) * groups,
-                su_now, zu_now, rows, m, unit, M, N, K, row, groups, size, BITS, GROUP, ASM, PRECISION,
+                acc_up, x, data + behind, scales + N.to(tl.int64) * groups, zeros + N.to(tl.int64) * groups, rows, m,
+                unit, M, N, K, row, groups, size, BITS, GROUP, ASM, PRECISION,
             )  # fmt: skip
     last = True
     if SPLIT > 1:
@@ -148,21 +130,11 @@ def tile_kernel(
 
 
 @triton.jit
-def _scale_of(scales, zeros, rows, unit, N, units: tl.constexpr):
-    """Scale and zero of a unit that is one group, as they are stored."""
-    at = rows.to(tl.int64) * units + unit
-    live = (rows < N) & (unit < units)
-    return tl.load(scales + at, mask=live, other=0.0), tl.load(zeros + at, mask=live, other=0)
-
-
-@triton.jit
 def _unit(
-    acc, x, data, scales, zeros, s_now, z_now, rows, m, unit, M, N, K: tl.constexpr, row: tl.constexpr,
-    groups: tl.constexpr, size: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, ASM: tl.constexpr,
-    PRECISION: tl.constexpr,
+    acc, x, data, scales, zeros, rows, m, unit, M, N, K: tl.constexpr, row: tl.constexpr, groups: tl.constexpr,
+    size: tl.constexpr, BITS: tl.constexpr, GROUP: tl.constexpr, ASM: tl.constexpr, PRECISION: tl.constexpr,
 ):  # fmt: skip
-    """acc + the products of a unit of 128 columns, scaled; `s_now` and `z_now`: its scale and zero, where it has one
-    of each."""
+    """acc + the products of a unit of 128 columns, scaled."""
     live = rows < N
     at = data + rows[:, None].to(tl.int64) * row
     group = rows.to(tl.int64) * groups + unit * (128 // size)
@@ -173,17 +145,12 @@ def _unit(
         zero = tl.zeros_like(rows).to(tl.float32)
         for s in tl.static_range(4):
             columns = unit * 128 + 32 * s + tl.arange(0, 32)
-            if size == 128:
-                zero = z_now.to(tl.float32)
-            elif (32 * s) % size == 0:
+            if (32 * s) % size == 0:
                 zero = tl.load(zeros + group + 32 * s // size, mask=live & beyond, other=0).to(tl.float32)
             codes = _codes4(numbers, zero, s, x, ASM)
             part = tl.dot(codes, _inputs(x, m, columns, M, K), part, input_precision=PRECISION)
             if (32 * s + 32) % size == 0:
-                if size == 128:
-                    scale = s_now.to(tl.float32)
-                else:
-                    scale = tl.load(scales + group + 32 * s // size, mask=live & beyond, other=0.0).to(tl.float32)
+                scale = tl.load(scales + group + 32 * s // size, mask=live & beyond, other=0.0).to(tl.float32)
                 acc += part * scale[:, None]
                 part = tl.zeros_like(acc)
     else:

@@ -235,11 +235,6 @@ def _part(
 
 
 @triton.jit
-def _add_both(a, b, c, d):
-    return a + c, b + d
-
-
-@triton.jit
 def gemv_rows_kernel(
     x,  # (K,)
     data,  # (N, row) int32 words, with SILU (2N, row), gates first
@@ -302,6 +297,10 @@ def gemv_rows_kernel(
         if BITS == 4:
             z_next = _scales(zeros, following, runs, behind, 0, K, GROUP, BITS)
         y = _part(w, value, totals, s, z, scales, zeros, rows, runs, N, K, GROUP, BITS, FINE, ASM)
+        y = tl.sum(y, 0) * scale
+        if GROUP == 0:
+            y *= s.to(tl.float32)
+        y_up = y
         if SILU:
             u_next = _words(up, following, words, ROW, behind)
             us_next = _scales(up_scales, following, runs, behind, 0, K, GROUP, BITS)
@@ -309,17 +308,10 @@ def gemv_rows_kernel(
             if BITS == 4:
                 uz_next = _scales(up_zeros, following, runs, behind, 0, K, GROUP, BITS)
             y_up = _part(u, value, totals, us, uz, up_scales, up_zeros, rows, runs, N, K, GROUP, BITS, FINE, ASM)
-            y, y_up = tl.reduce((y, y_up), 0, _add_both)  # together: threads wait for each other once
-            y_up *= scale
+            y_up = tl.sum(y_up, 0) * scale
             if GROUP == 0:
                 y_up *= us.to(tl.float32)
             u, us, uz = u_next, us_next, uz_next
-        else:
-            y = tl.sum(y, 0)
-            y_up = y
-        y *= scale
-        if GROUP == 0:
-            y *= s.to(tl.float32)
         _finish(y, y_up, bias, out, rows, N, BIAS, RESIDUAL, SILU)
         w, s, z, rows = w_next, s_next, z_next, following
 
