@@ -31,7 +31,7 @@ from visavis.engine.model_config import ModelConfig
 from visavis.engine.models.decoder import Decoder
 from visavis.engine.models.rope import RotaryEmbedding
 from visavis.engine.models.vision_layout import Run
-from visavis.engine.quantization.scheme import Scheme
+from visavis.engine.quantization.scheme import AT_LOAD, Scheme
 
 META = torch.device("meta")
 TYPES = {
@@ -125,21 +125,26 @@ def catch_launches(capability: int, models: list[str], dtypes: tuple[torch.dtype
     for name in models:
         for dtype in dtypes:
             for scheme in SCHEMES:
-                launch_quantized(kernels_for(capability, dtype), MODELS[name], scheme, dtype)
+                common = scheme.method in AT_LOAD or len(models) > 1
+                most = 16 if dtype == torch.float32 else 256
+                rows = [n for n in ((1, 2, 16, 32, 64, 200) if common else (1, 64)) if n <= most]
+                launch_quantized(kernels_for(capability, dtype), MODELS[name], scheme, dtype, rows)
     for dtype in dtypes:
         for heads, d in TOWERS.values():
             launch_tower(kernels_for(capability, dtype), heads, d, dtype)
     return catcher
 
 
-def launch_quantized(kernels: CudaKernels, c: ModelConfig, scheme: Scheme, dtype: torch.dtype) -> None:
-    """A layer's products with one row, few rows and many, and with the inputs of a prompt."""
+def launch_quantized(
+    kernels: CudaKernels, c: ModelConfig, scheme: Scheme, dtype: torch.dtype, counts: list[int]
+) -> None:
+    """A layer's products with so many rows, and with the inputs of a prompt."""
     kernels.quantize(scheme)
     model = Decoder(c, kernels)
     layer = model.layers[0]
     scratch = kernels.launcher.decode_scratch(64, c.num_kv_heads, 1, c.head_dim, 128 << 10, 64)
     norm = torch.empty(c.hidden_size, dtype=dtype, device=META)
-    for rows in (1, 2, 16, 32, 64, 200) if dtype != torch.float32 else (1, 2, 16):
+    for rows in counts:
         for kind, linear in (("qkv", layer.qkv), ("output", layer.output), ("gate_up", layer.gate_up),
                              ("down", layer.down)):  # fmt: skip
             silu = kind == "gate_up"
