@@ -13,7 +13,7 @@ from visavis.engine.quantization.codes import quantize
 from visavis.engine.quantization.scheme import Scheme
 from visavis.engine.quantization.weight import QuantizedWeight
 
-__all__ = ["Place", "Places", "Share", "SharedPlace", "dense_places", "matrix_places", "taking"]
+__all__ = ["Place", "Places", "Share", "SharedPlace", "matrix_places", "taking"]
 
 
 class Place(Protocol):
@@ -86,20 +86,6 @@ def taking(place: torch.Tensor | QuantizingPlace, share: Share | None) -> Place:
     return place if share is None else SharedPlace(place, share)
 
 
-def dense_places(
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    names: Sequence[str],
-    sizes: Sequence[int],
-    shares: Sequence[Share | None] | None = None,
-) -> Places:
-    """Of a matrix made of the checkpoint's `names`, so many rows each."""
-    shares = shares or [None] * len(names)
-    for name, rows, share in zip(names, weight.split(list(sizes)), shares, strict=True):
-        yield f"{name}.weight", taking(rows, share)
-    yield from _bias_places(bias, names, sizes, shares)
-
-
 def matrix_places(
     weight: torch.Tensor | QuantizedWeight,
     bias: torch.Tensor | None,
@@ -108,8 +94,8 @@ def matrix_places(
     scheme: Scheme | None,
     shares: Sequence[Share | None] | None = None,
 ) -> Places:
-    """As `dense_places`, of a matrix of the decoder: whichever of the checkpoint's names are stored as codes, and
-    whether they stay codes here or become dense."""
+    """Of a matrix of the decoder made of the checkpoint's `names`, so many rows each: whichever of them are stored as
+    codes, and whether they stay codes here or become dense."""
     shares = shares or [None] * len(names)
     whole = weight
     for name, rows, share in zip(names, weight.split(list(sizes)), shares, strict=True):

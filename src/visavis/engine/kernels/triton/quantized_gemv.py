@@ -172,7 +172,7 @@ def _chain8(w, x, FINE: tl.constexpr, ASM: tl.constexpr):
 
 
 @triton.jit
-def _totals(x, GROUP: tl.constexpr):
+def _totals(x):
     """Sums of a run's inputs, (runs,) each: 4 bits: of its four quarters; 8 bits: one."""
     if len(x) == 8:
         return tl.sum(x[0] + x[4], 0), tl.sum(x[1] + x[5], 0), tl.sum(x[2] + x[6], 0), tl.sum(x[3] + x[7], 0)
@@ -287,7 +287,7 @@ def gemv_rows_kernel(
     if NORM:
         scale = tl.rsqrt(_squares(value) / K + eps)
         value = _times(value, _inputs(norm, runs, K, BITS, PAIRED))
-    totals = _totals(value, GROUP)
+    totals = _totals(value)
     for block in range(tl.program_id(0), blocks, programs):
         behind = tl.where(block + programs < blocks, N, 0)  # behind the end all is masked and costs nothing
         following = rows + programs * BLOCK_N
@@ -346,7 +346,7 @@ def gemv_kernel(
         if BITS == 4:
             z_next = _scales(zeros, rows, runs_next, behind, 0, K, GROUP, BITS)
         value_next = _inputs(x, runs_next, K, BITS, PAIRED)
-        acc += _part(w, value, _totals(value, GROUP), s, z, scales, zeros, rows, runs, N, K, GROUP, BITS, FINE, ASM)
+        acc += _part(w, value, _totals(value), s, z, scales, zeros, rows, runs, N, K, GROUP, BITS, FINE, ASM)
         w, s, z, value, runs, words = w_next, s_next, z_next, value_next, runs_next, words_next
     y = tl.sum(acc, 0)
     if GROUP == 0:
