@@ -26,7 +26,7 @@ pytestmark = pytest.mark.engines
 SCREEN = Path(__file__).parents[2] / "examples" / "document-000" / "screen.png"
 QUESTION = (
     "In this UI screenshot, what is the position of the element corresponding to the command "
-    '"revert my last action" (with bbox)?'
+    '"create a new account" (with bbox)?'
 )
 COMMON = SamplingParams(max_tokens=48)
 

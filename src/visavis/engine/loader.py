@@ -91,9 +91,8 @@ def load_weights(
         place = cut.get(name, destinations.get(key))
         return place if isinstance(place, torch.Tensor) and _is_like(place, dtype, shape) else None
 
-    embedding = destinations["embed_tokens.weight"]
-    assert isinstance(embedding, torch.Tensor)
-    for name, tensor in _tensors(folder, embedding.device, place_of, rows_of):
+    memory = next((place for place in destinations.values() if isinstance(place, torch.Tensor)), torch.empty(0))
+    for name, tensor in _tensors(folder, memory.device, place_of, rows_of):
         key = canonical_name(name)
         if key is None or (left_out is not None and key.startswith(left_out)):
             continue
@@ -116,9 +115,12 @@ def load_weights(
         if names:
             more = f" and {len(names) - MAX_NAMES_SHOWN} more" if len(names) > MAX_NAMES_SHOWN else ""
             raise ModelError(f"{folder.name}: the checkpoint {what} {', '.join(names[:MAX_NAMES_SHOWN])}{more}")
-    if stored_head is None or torch.equal(stored_head.to(embedding), embedding):
+    if stored_head is None:
         return None
-    return stored_head.to(embedding)
+    embedding = destinations["embed_tokens.weight"]
+    assert isinstance(embedding, torch.Tensor)
+    head = stored_head.to(embedding)
+    return None if torch.equal(head, embedding) else head
 
 
 def _tensors(folder: Path, device: torch.device, place: Target, rows: Rows) -> Iterator[tuple[str, torch.Tensor]]:

@@ -71,12 +71,11 @@ def test_boxes_are_thousandths_of_the_original() -> None:
     assert box == (573, 24, 591, 78)
 
 
-def test_answers_give_boxes_in_steps_of_five_thousandths() -> None:
-    # halves cannot occur: 572 and 573 lie 2 from 570 and 575
-    assert ground_answer("language switch", (572, 24, 573, 1000)) == (
-        "<|object_ref_start|>language switch<|object_ref_end|><|box_start|>(570,25),(575,1000)<|box_end|>"
+def test_answers_give_boxes_in_steps_of_ten_thousandths() -> None:
+    assert ground_answer("language switch", (572, 24, 596, 1000)) == (
+        "<|object_ref_start|>language switch<|object_ref_end|><|box_start|>(570,20),(600,1000)<|box_end|>"
     )
-    assert ground_answer("a", (0, 2, 3, 997)).endswith("(0,0),(5,995)<|box_end|>")
+    assert ground_answer("a", (0, 5, 14, 994)).endswith("(0,10),(10,990)<|box_end|>")  # halves go up
 
 
 @needs_fonts
