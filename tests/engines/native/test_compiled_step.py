@@ -289,3 +289,55 @@ except BackendError as error:
     sys.exit(7 if "256 threads" in str(error) else 8)
 """
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 7
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "-".join(map(str, s)))
+def test_prompt_attention_equals_float64_arithmetic(shape: tuple[int, int, int, int, int, bool], dtype: torch.dtype):
+    """Chunks with and without context, around the borders of blocks of queries and keys; what no token wrote is NaN."""
+    config = _config(*shape)
+    heads, kv_heads, d = config.num_heads, config.num_kv_heads, config.head_dim
+    generator = torch.Generator().manual_seed(11)
+    cache = KVCache(config.num_layers, 40, 16, kv_heads, d, device=torch.device("cpu"), dtype=dtype)
+    step = Weights(config, dtype, seed=1).step(cache, 2, max_batch=2)
+    for context, count in [
+        (0, 1),
+        (0, 31),
+        (0, 33),
+        (0, 64),
+        (0, 200),
+        (1, 65),
+        (63, 2),
+        (64, 32),
+        (300, 100),
+        (511, 1),
+    ]:
+        cache.data.fill_(float("nan"))
+        table = torch.randperm(40, generator=generator)[: -(-(context + count) // 16)].tolist()
+        slots = torch.tensor([table[i // 16] * 16 + i % 16 for i in range(context + count)])
+        qkv = torch.randn(context + count, heads + 2 * kv_heads, d, generator=generator)
+        queries, new = qkv[context:, :heads], qkv[:, heads:]
+        step.store(1, new, slots)
+        assert torch.equal(cache.data[1, slots], new.to(dtype))
+        k, v = new.to(dtype).double().repeat_interleave(heads // kv_heads, 1).chunk(2, dim=1)
+        scores = torch.einsum("nhd,mhd->hnm", queries.double(), k) * d**-0.5
+        scores.masked_fill_(torch.ones(count, context + count, dtype=torch.bool).triu(context + 1), -math.inf)
+        expected = torch.einsum("hnm,mhd->nhd", scores.softmax(-1), v).flatten(1)
+        got = step.prompt_attention(1, queries, AttentionRow(0, context, count, table))
+        torch.testing.assert_close(got.double(), expected, atol=3e-6, rtol=1e-5)
+    step.close()
+
+
+def test_a_broken_key_or_value_reaches_the_tokens_that_see_it() -> None:
+    config = _config(4, 2, 32, 64, 96, False)
+    cache = KVCache(2, 16, 16, 2, 32, device=torch.device("cpu"), dtype=torch.float32)
+    step = Weights(config, torch.float32, seed=3).step(cache, 2, max_batch=1)
+    for head in (4, 6):  # a key, a value
+        qkv = torch.randn(200, 8, 32, generator=torch.Generator().manual_seed(2))
+        qkv[150, head, 3] = math.nan
+        step.store(0, qkv[:, 4:], torch.arange(200))
+        got = step.prompt_attention(0, qkv[:, :4], AttentionRow(0, 0, 200, list(range(13))))
+        assert got[150:, :64].isnan().any(dim=1).all()
+        assert got[:128].isfinite().all()  # blocks of keys that no token of theirs sees are not read
+        assert got[:, 64:].isfinite().all()  # nor is the other key head's
+    step.close()

@@ -4,6 +4,8 @@
 #include "attention.h"
 #include "model.h"
 #include "panels.h"
+#include "prompt_attention.h"
+#include "prompt_rows.h"
 #include "workers.h"
 
 class Stepper {
@@ -56,7 +58,27 @@ class Stepper {
         workers.run(1, [&](int) { return int(tasks.size()); }, call);
     }
 
+    // Keys and values of `count` tokens, heads (2 kv_heads, head_dim) at `stride`, into their slots of the cache.
+    void store_new(int layer, const float* heads, int64_t stride, int count, const int64_t* slots) {
+        const int d = m.head_dim;
+        each_row(workers, count, 2 * m.kv_heads * d, [&](int64_t row) {
+            for (int h = 0; h < 2 * m.kv_heads; h++) {
+                void* base = h < m.kv_heads ? layers[layer].k_cache : layers[layer].v_cache;
+                const int64_t at = slots[row] * m.token_stride + h % m.kv_heads * m.head_stride;
+                const float* from = heads + row * stride + h * d;
+                if (m.kv_dtype == F32) for (int i = 0; i < d; i++) store_kv<F32>(base, at + i, from[i]);
+                else for (int i = 0; i < d; i++) store_kv<BF16>(base, at + i, from[i]);
+            }
+        });
+    }
+
+    // A chunk of one prompt: queries (count, …) rotated, `stride` apart, whose keys and values the cache has already.
+    void attend_prompt(int layer, const float* queries, int64_t stride, int count, int context, const int32_t* table, float* out) {
+        prompt_attention(workers, m, layers[layer], queries, stride, count, context, table, out);
+    }
+
   private:
+    PromptAttention prompt_attention;
     enum { QKV, ATTENTION, OUTPUT, GATE_UP, DOWN, PER_LAYER };
     struct Job {  // where the step at hand finds its things
         int batch;

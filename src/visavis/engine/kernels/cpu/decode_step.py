@@ -144,6 +144,41 @@ class CpuDecodeStep:
         )
         return out
 
+    def store(self, layer: int, new: torch.Tensor, slots: torch.Tensor) -> None:
+        """Keys and values (n, 2K, D) float32, rows apart as they like, into the cache's slots (n,) int64."""
+        if new.stride()[1:] != (new.shape[2], 1) or new.dtype != torch.float32 or slots.dtype != torch.int64:
+            raise ValueError(
+                f"{new.dtype} of strides {new.stride()} for {slots.dtype} slots, not float32 heads in a row"
+            )
+        slots = slots.contiguous()
+        self._workers.handle  # noqa: B018
+        self._library.visavis_store(self._handle, layer, new.data_ptr(), new.stride(0), new.shape[0], slots.data_ptr())
+
+    def prompt_attention(self, layer: int, queries: torch.Tensor, row: AttentionRow) -> torch.Tensor:
+        """queries (row.num_new, H, D) float32, rotated, rows apart as they like → (row.num_new, H·D).
+
+        The keys and values of the new tokens are in the cache already.
+        """
+        n, num_heads, head_dim = queries.shape
+        if queries.stride()[1:] != (head_dim, 1) or queries.dtype != torch.float32:
+            raise ValueError(
+                f"queries of strides {queries.stride()} and {queries.dtype} are not float32 heads in a row"
+            )
+        out = torch.empty((n, num_heads * head_dim))
+        table = np.array(row.block_table, dtype=np.int32)
+        self._workers.handle  # noqa: B018
+        self._library.visavis_prompt_attention(
+            self._handle,
+            layer,
+            queries.data_ptr(),
+            queries.stride(0),
+            n,
+            row.num_context,
+            table.ctypes.data,
+            out.data_ptr(),
+        )
+        return out
+
     def close(self) -> None:
         """Frees its buffers."""
         handle, self._handle = self._handle, None

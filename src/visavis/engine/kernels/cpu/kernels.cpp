@@ -9,6 +9,7 @@
 #include "decode_step.h"
 #include "model.h"
 #include "panels.h"
+#include "prompt_rows.h"
 #include "simd.h"
 #include "workers.h"
 
@@ -62,6 +63,22 @@ void visavis_decode_step(Stepper* s, int batch, float* hidden, const float* cos,
 void visavis_decode_attention(Stepper* s, int layer, int batch, const float* heads, const int32_t* tables, int table_stride,
                               const int32_t* lengths, float* out) {
     s->attend_stored(layer, batch, heads, tables, table_stride, lengths, out);
+}
+void visavis_store(Stepper* s, int layer, const float* heads, int64_t stride, int count, const int64_t* slots) {
+    s->store_new(layer, heads, stride, count, slots);
+}
+void visavis_prompt_attention(Stepper* s, int layer, const float* queries, int64_t stride, int count, int context,
+                              const int32_t* table, float* out) {
+    s->attend_prompt(layer, queries, stride, count, context, table, out);
+}
+void visavis_rms_norm(Workers* workers, const float* x, int count, int size, const float* weight, float eps, float* out) {
+    each_row(*workers, count, size, [&](int64_t row) { rms_norm(x + row * size, weight, eps, size, out + row * size); });
+}
+void visavis_rotate(Workers* workers, float* x, int64_t stride, int count, int heads, int d, const float* cos, const float* sin) {
+    each_row(*workers, count, heads * d, [&](int64_t row) { rotate_row(x + row * stride, cos + row * d, sin + row * d, heads, d); });
+}
+void visavis_silu_mul(Workers* workers, const float* gate_up, int count, int width, float* out) {
+    each_row(*workers, count, width, [&](int64_t row) { gate_row(gate_up + 2 * row * width, width, out + row * width); });
 }
 int visavis_sizes(int which) { return which == 0 ? sizeof(Model) : which == 1 ? sizeof(Layer) : sizeof(Linear); }
 }

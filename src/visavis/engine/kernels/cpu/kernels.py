@@ -8,13 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from visavis.engine.kernels.base import AttentionRow, WholeStep
+from visavis.engine.kernels.base import AttentionRow, Rotation, WholeStep
 from visavis.engine.kernels.cpu.arena import Arena
 from visavis.engine.kernels.cpu.decode_step import AttentionTables, CpuDecodeStep, attention_tables
-from visavis.engine.kernels.cpu.library import Workers
+from visavis.engine.kernels.cpu.library import Workers, library
 from visavis.engine.kernels.cpu.packed import PackedLinear, PackedWeight, padded
 from visavis.engine.kernels.torch_decode import DecodeBatch
-from visavis.engine.kernels.torch_kernels import TorchKernels, TorchNorm
+from visavis.engine.kernels.torch_kernels import Chunk, TorchKernels, TorchNorm
 from visavis.engine.kv_cache import KVCache
 from visavis.engine.quantization.scheme import Scheme
 
@@ -23,6 +23,32 @@ if TYPE_CHECKING:
     from visavis.engine.models.rope import RotaryEmbedding
 
 __all__ = ["CpuKernels"]
+
+VECTOR = 16  # floats in a register, at its widest
+
+
+class CpuNorm(TorchNorm):
+    """`TorchNorm` on the engine's own threads: torch's would keep the cores from them for a while after each call."""
+
+    def __init__(self, size: int, eps: float, device: torch.device, workers: Workers) -> None:
+        super().__init__(size, eps, device, torch.float32)
+        self.workers = workers
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        size = self.weight.shape[0]
+        if not x.is_contiguous() or size % VECTOR:
+            return super().__call__(x)
+        out = torch.empty_like(x)
+        library().visavis_rms_norm(
+            self.workers.handle,
+            x.data_ptr(),
+            x.numel() // size,
+            size,
+            self.weight.data_ptr(),
+            self.eps,
+            out.data_ptr(),
+        )
+        return out
 
 
 class CpuKernels(TorchKernels):
@@ -77,7 +103,49 @@ class CpuKernels(TorchKernels):
         return made
 
     def rms_norm(self, size: int, eps: float) -> TorchNorm:
-        return TorchNorm(size, eps, self.device, torch.float32)
+        return CpuNorm(size, eps, self.device, self.workers)
+
+    def rotate_(self, heads: torch.Tensor, rotation: Rotation) -> None:
+        n, count, head_dim = heads.shape
+        cos, sin = rotation.cos, rotation.signed_sin
+        dense = heads.stride()[1:] == (head_dim, 1) and cos.is_contiguous() and sin.is_contiguous()
+        if not dense or any(t.dtype != torch.float32 for t in (heads, cos, sin)) or cos.numel() != n * head_dim:
+            return super().rotate_(heads, rotation)
+        library().visavis_rotate(
+            self.workers.handle,
+            heads.data_ptr(),
+            heads.stride(0),
+            n,
+            count,
+            head_dim,
+            cos.data_ptr(),
+            sin.data_ptr(),
+        )
+
+    def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
+        n, width = gate_up.shape[0], gate_up.shape[1] // 2
+        if not gate_up.is_contiguous() or width % VECTOR or gate_up.dtype != torch.float32:
+            return super().silu_mul(gate_up)
+        out = gate_up.new_empty((n, width))
+        library().visavis_silu_mul(self.workers.handle, gate_up.data_ptr(), n, width, out.data_ptr())
+        return out
+
+    def store(self, layer: int, new: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
+        if self._step is None:
+            return super().store(layer, new, slots)
+        self._step.store(layer, new, slots)
+        return new  # nobody reads it: the compiled attention reads the cache
+
+    def attend_chunk(self, layer: int, queries: torch.Tensor, new: torch.Tensor, chunk: Chunk) -> torch.Tensor:
+        if self._step is None:
+            return super().attend_chunk(layer, queries, new, chunk)
+        return self._step.prompt_attention(layer, queries[chunk.start : chunk.stop], chunk.row)
+
+    def mask(self, row: AttentionRow) -> torch.Tensor | None:
+        return super().mask(row) if self._step is None else None  # the compiled attention needs none
+
+    def slots(self, row: AttentionRow) -> slice | torch.Tensor | None:
+        return super().slots(row) if self._step is None else None
 
     def weights_loaded(self, model: Decoder) -> None:
         """Packs every matrix, one after the other, so that only one is there twice at a time."""

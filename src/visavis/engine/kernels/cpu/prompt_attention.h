@@ -1,0 +1,155 @@
+// Causal attention of a chunk of a prompt over its paged cache, in blocks of keys with a running softmax (Milakov &
+// Gimelshein, arXiv:1805.02867; Dao et al., arXiv:2205.14135).
+//
+// Queries lie across the lanes, keys and values are read one number at a time: both products are then those of
+// `panels.h`, and softmax never crosses lanes. Keys and values are widened a block at a time, for all the query
+// heads that share them. Sums are float32.
+#pragma once
+
+#include "attention.h"
+#include "panels.h"
+#include "workers.h"
+
+constexpr int QUERIES = TILE_WIDTH;  // of a head, side by side
+constexpr int KEYS = 64;             // of a block
+constexpr int KEY_ROWS = LANES == 16 ? 8 : 4;  // numbers a tile reads at once; divides KEYS and head sizes
+
+template <int N, class F>
+inline __attribute__((always_inline)) void unrolled(F&& f) {  // f(0) … f(N - 1): sums stay in registers only where no loop counts them
+    [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) { (f(I), ...); }(std::make_integer_sequence<int, N>());
+}
+
+// sum[m][v] += w[i · ldw + v] · x[m · row + i · column] over i < k, then f(m, v, sum).
+template <int M, class F>
+inline void multiply(const float* w, int ldw, const float* x, int row, int column, int k, F&& f) {
+    vfloat sum[M][TILE_VECTORS] = {};
+    for (int i = 0; i < k; i++, w += ldw, x += column) {
+        vfloat wide[TILE_VECTORS];
+        for (int v = 0; v < TILE_VECTORS; v++) wide[v] = load(w + v * LANES);
+        unrolled<M>([&](int m) __attribute__((always_inline)) {
+            vfloat one = splat(x[m * row]);
+#if defined(__AVX512F__)
+            asm("" : "+v"(one));  // one broadcast for all its products, not a load in each
+#endif
+            unrolled<TILE_VECTORS>([&](int v) __attribute__((always_inline)) { sum[m][v] += wide[v] * one; });
+        });
+    }
+    unrolled<M>([&](int m) __attribute__((always_inline)) {
+        unrolled<TILE_VECTORS>([&](int v) __attribute__((always_inline)) { f(m, v, sum[m][v]); });
+    });
+}
+
+class PromptAttention {
+  public:
+    // q: (n, ldq) float32, rotated, its heads side by side; the cache holds all `context` + n keys and values. out: (n, heads · d).
+    void operator()(Workers& workers, const Model& m, const Layer& layer, const float* q, int64_t ldq, int n, int context,
+                    const int32_t* table, float* out) {
+        const int blocks = (n + QUERIES - 1) / QUERIES;
+        if (scratch_.empty()) {
+            scratch_ = std::vector<Scratch>(workers.threads());
+            const int group = m.heads / m.kv_heads, d = m.head_dim;
+            for (auto& s : scratch_) {
+                s.query.resize(size_t(group) * d * QUERIES);
+                s.mixed.resize(size_t(group) * d * QUERIES);
+                s.keys.resize(size_t(KEYS) * d);
+                s.values.resize(size_t(KEYS) * d);
+                s.scores.resize(size_t(KEYS) * QUERIES);
+            }
+        }
+        auto call = [&](int t, int, int chunk) {  // the last queries see most keys: first, so that threads end together
+            const int first = (blocks - 1 - chunk / m.kv_heads) * QUERIES;
+            if (m.kv_dtype == F32) attend<F32>(scratch_[t], m, layer, q, ldq, first, std::min(QUERIES, n - first), context, table, chunk % m.kv_heads, out);
+            else attend<BF16>(scratch_[t], m, layer, q, ldq, first, std::min(QUERIES, n - first), context, table, chunk % m.kv_heads, out);
+        };
+        workers.run(1, [&](int) { return blocks * m.kv_heads; }, call);
+    }
+
+  private:
+    struct Running { vfloat max[TILE_VECTORS], sum[TILE_VECTORS]; };
+    struct Scratch {  // of a thread
+        Buffer query, mixed;  // a head: (d, QUERIES)
+        Buffer keys, values;  // (KEYS, d)
+        Buffer scores;        // (KEYS, QUERIES)
+        Running running[MAX_GROUP];
+    };
+    std::vector<Scratch> scratch_;
+
+    template <int KV>
+    void attend(Scratch& s, const Model& m, const Layer& layer, const float* q, int64_t ldq, int first, int count, int context,
+                const int32_t* table, int kv_head, float* out) {
+        const int d = m.head_dim, group = m.heads / m.kv_heads, total = context + first + count;
+        float *query = s.query.data(), *mixed = s.mixed.data();
+        std::memset(mixed, 0, sizeof(float) * group * d * QUERIES);
+        for (int g = 0; g < group; g++) {
+            for (int v = 0; v < TILE_VECTORS; v++) s.running[g].max[v] = splat(-INFINITY), s.running[g].sum[v] = vfloat{};
+            for (int j = 0; j < QUERIES; j++) {  // lanes without a query repeat the last one
+                const float* from = q + (first + std::min(j, count - 1)) * ldq + (kv_head * group + g) * d;
+                for (int i = 0; i < d; i++) query[(g * d + i) * QUERIES + j] = from[i] * m.scale;
+            }
+        }
+        for (int begin = 0; begin < total; begin += KEYS) {
+            const int keys = std::min(KEYS, total - begin), padded = (keys + KEY_ROWS - 1) / KEY_ROWS * KEY_ROWS;
+            for (int j = 0; j < keys; j++) {
+                const int pos = begin + j;
+                const int64_t at = table[pos / m.block_size] * m.block_stride + (pos % m.block_size) * m.token_stride + kv_head * m.head_stride;
+                for (int i = 0; i < d; i += LANES) {
+                    store(s.keys.data() + j * d + i, load_kv<KV>(layer.k_cache, at + i));
+                    store(s.values.data() + j * d + i, load_kv<KV>(layer.v_cache, at + i));
+                }
+            }
+            std::memset(s.keys.data() + keys * d, 0, sizeof(float) * (padded - keys) * d);
+            for (int g = 0; g < group; g++) block(s, g, d, keys, padded, context + first - begin, count);
+        }
+        for (int g = 0; g < group; g++) {
+            const Running& r = s.running[g];
+            for (int j = 0; j < count; j++) {
+                const float inverse = 1.0f / r.sum[j / LANES][j % LANES];
+                float* to = out + (int64_t(first + j) * m.heads + kv_head * group + g) * d;
+                for (int i = 0; i < d; i++) to[i] = mixed[(g * d + i) * QUERIES + j] * inverse;
+            }
+        }
+    }
+
+    // One head's queries over a block of keys. `visible`: the block's keys before query 0, its own key; query j sees j more.
+    void block(Scratch& s, int g, int d, int keys, int padded, int visible, int count) {
+        Running& r = s.running[g];
+        float *scores = s.scores.data(), *mixed = s.mixed.data() + g * d * QUERIES;
+        const float* query = s.query.data() + g * d * QUERIES;
+        vfloat top[TILE_VECTORS], fade[TILE_VECTORS];
+        vint limit[TILE_VECTORS];  // the last key that a lane sees
+        for (int v = 0; v < TILE_VECTORS; v++) {
+            top[v] = r.max[v];
+            for (int j = 0; j < LANES; j++) limit[v][j] = visible + std::min(v * LANES + j, count - 1);
+        }
+        for (int j = 0; j < padded; j += KEY_ROWS)
+            multiply<KEY_ROWS>(query, QUERIES, s.keys.data() + j * d, d, 1, d, [&](int row, int v, vfloat y) {
+                if (j + row > visible) {
+                    const vint seen = limit[v] >= int32_t(j + row);
+                    y = seen ? y : splat(-INFINITY);
+                }
+                top[v] = y > top[v] ? y : top[v];
+                store(scores + (j + row) * QUERIES + v * LANES, y);
+            });
+        for (int v = 0; v < TILE_VECTORS; v++) {
+            vfloat sum = {};
+            for (int j = 0; j < keys; j++) {
+                float* at = scores + j * QUERIES + v * LANES;
+                vfloat e = vexp(load(at) - top[v]);
+                if (j > visible) {
+                    const vint seen = limit[v] >= int32_t(j);
+                    e = seen ? e : vfloat{};
+                }
+                store(at, e);
+                sum += e;
+            }
+            fade[v] = vexp(r.max[v] - top[v]);
+            r.sum[v] = r.sum[v] * fade[v] + sum;
+            r.max[v] = top[v];
+        }
+        for (int i = 0; i < d; i += KEY_ROWS)
+            multiply<KEY_ROWS>(scores, QUERIES, s.values.data() + i, 1, d, keys, [&](int row, int v, vfloat y) {
+                float* at = mixed + (i + row) * QUERIES + v * LANES;
+                store(at, load(at) * fade[v] + y);
+            });
+    }
+};
