@@ -7,6 +7,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <mutex>
+#include <new>
 #include <thread>
 #include <utility>
 #include <vector>
@@ -20,12 +21,14 @@ inline void relax() {
 }
 
 // Phases of a step, done one after the other by whichever threads come. A phase is a number of chunks; a thread claims
-// the next one, and the phase is over when all are done, not when all threads have come by. Tickets carry the number of
-// the step, so a thread that wakes late finds that its step is over and touches nothing.
+// the next one, and the phase is over when all are done, not when all threads have come by. Tickets and numbers of
+// chunks carry the step they belong to, so a thread that wakes late finds that its step is over and touches nothing.
 class Phases {
   public:
     explicit Phases(int most) : phases_(most) {}
-    void set(int phase, int chunks) { phases_[phase].chunks.store(chunks, std::memory_order_relaxed); }
+    void set(uint32_t step, int phase, int chunks) {
+        phases_[phase].chunks.store(uint64_t(step) << 32 | uint32_t(chunks), std::memory_order_relaxed);
+    }
     void open(uint32_t step, int count) {
         count_.store(count, std::memory_order_relaxed);
         for (int i = 0; i < count; i++) {
@@ -39,8 +42,9 @@ class Phases {
         for (int i = 0; i < count_.load(std::memory_order_relaxed); i++) {
             Phase& p = phases_[i];
             for (uint64_t ticket = p.ticket.load(std::memory_order_acquire);;) {
-                if (uint32_t(ticket >> 32) != step) return;
-                if (uint32_t(ticket) >= uint32_t(p.chunks.load(std::memory_order_relaxed))) break;
+                const uint64_t chunks = p.chunks.load(std::memory_order_acquire);
+                if (uint32_t(ticket >> 32) != step || uint32_t(chunks >> 32) != step) return;
+                if (ticket >= chunks) break;
                 if (!p.ticket.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
                 f(i, int(uint32_t(ticket)));
                 p.done.fetch_add(1, std::memory_order_release);
@@ -49,7 +53,7 @@ class Phases {
             for (int spins = 0;; spins++) {
                 uint64_t done = p.done.load(std::memory_order_acquire);
                 if (uint32_t(done >> 32) != step) return;
-                if (uint32_t(done) >= uint32_t(p.chunks.load(std::memory_order_relaxed))) break;
+                if (done >= p.chunks.load(std::memory_order_relaxed)) break;
                 if (spins < 500) relax();
                 else std::this_thread::yield();
             }
@@ -60,7 +64,7 @@ class Phases {
     struct Phase {
         alignas(64) std::atomic<uint64_t> ticket{0};  // step << 32 | next chunk
         alignas(64) std::atomic<uint64_t> done{0};    // step << 32 | chunks done
-        std::atomic<int32_t> chunks{0};
+        std::atomic<uint64_t> chunks{0};              // step << 32 | chunks
     };
     std::vector<Phase> phases_;
     std::atomic<int> count_{0};
@@ -84,11 +88,11 @@ class Workers {
     // Does every chunk of `count` phases, whose numbers of chunks `chunks(phase)` says: call(thread, phase, chunk).
     template <class Chunks, class F>
     void run(int count, Chunks chunks, F& call) {
-        for (int i = 0; i < count; i++) phases_.set(i, chunks(i));
-        call_ = [](void* self, int t, int phase, int chunk) { (*static_cast<F*>(self))(t, phase, chunk); };
-        job_ = &call;
         uint32_t step = step_.load(std::memory_order_relaxed) + 1;
         if (step == 0) step = 1;
+        for (int i = 0; i < count; i++) phases_.set(step, i, chunks(i));
+        call_ = [](void* self, int t, int phase, int chunk) { (*static_cast<F*>(self))(t, phase, chunk); };
+        job_ = &call;
         phases_.open(step, count);
         { std::lock_guard<std::mutex> lock(mutex_); step_.store(step, std::memory_order_release); }
         wake_.notify_all();
@@ -134,9 +138,10 @@ class Buffer {
     void resize(size_t n) {
         if (n <= size_) return;
         std::free(data_);
-        size_ = n;
+        size_ = 0;
         data_ = static_cast<float*>(std::aligned_alloc(64, (n * sizeof(float) + 63) / 64 * 64));
-        if (!data_) std::abort();
+        if (!data_) throw std::bad_alloc();
+        size_ = n;
         std::memset(data_, 0, n * sizeof(float));
     }
     Buffer() = default;
