@@ -204,6 +204,10 @@ class Kernels(ABC):
     @abstractmethod
     def rms_norm(self, size: int, eps: float) -> Norm: ...
 
+    def normalise_(self, heads: torch.Tensor, norm: Norm) -> None:
+        """Normalises queries or keys (n, heads, D) in place."""
+        heads.copy_(norm(heads))
+
     @abstractmethod
     def rotate_(self, heads: torch.Tensor, rotation: Rotation) -> None:
         """Rotates queries or keys (n, heads, D) in place."""

@@ -69,9 +69,8 @@ class DecoderLayer:
     def _normalise(self, qkv: torch.Tensor) -> None:
         assert self.qk_norm is not None
         q_norm, k_norm = self.qk_norm
-        queries, keys = qkv[:, : self.num_heads], qkv[:, self.num_heads : self.num_rotated]
-        queries.copy_(q_norm(queries))
-        keys.copy_(k_norm(keys))
+        self.kernels.normalise_(qkv[:, : self.num_heads], q_norm)
+        self.kernels.normalise_(qkv[:, self.num_heads : self.num_rotated], k_norm)
 
     def weights(self) -> Places:
         start = f"layers.{self.index}."

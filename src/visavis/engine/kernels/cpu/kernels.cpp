@@ -71,8 +71,11 @@ void visavis_prompt_attention(Stepper* s, int layer, const float* queries, int64
                               const int32_t* table, float* out) {
     s->attend_prompt(layer, queries, stride, count, context, table, out);
 }
-void visavis_rms_norm(Workers* workers, const float* x, int count, int size, const float* weight, float eps, float* out) {
-    each_row(*workers, count, size, [&](int64_t row) { rms_norm(x + row * size, weight, eps, size, out + row * size); });
+void visavis_rms_norm(Workers* workers, const float* x, int64_t stride, int count, int heads, int size, const float* weight,
+                      float eps, float* out, int64_t out_stride) {  // x, out: (count, heads, size) at strides; may be the same
+    each_row(*workers, count, heads * size, [&](int64_t row) {
+        for (int at = 0; at < heads * size; at += size) rms_norm(x + row * stride + at, weight, eps, size, out + row * out_stride + at);
+    });
 }
 void visavis_rotate(Workers* workers, float* x, int64_t stride, int count, int heads, int d, const float* cos, const float* sin) {
     each_row(*workers, count, heads * d, [&](int64_t row) { rotate_row(x + row * stride, cos + row * d, sin + row * d, heads, d); });

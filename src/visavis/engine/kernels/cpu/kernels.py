@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from visavis.engine.kernels.base import AttentionRow, Rotation, WholeStep
+from visavis.engine.kernels.base import AttentionRow, Norm, Rotation, WholeStep
 from visavis.engine.kernels.cpu.arena import Arena
 from visavis.engine.kernels.cpu.decode_step import AttentionTables, CpuDecodeStep, attention_tables
 from visavis.engine.kernels.cpu.library import Workers, library
@@ -35,20 +35,42 @@ class CpuNorm(TorchNorm):
         self.workers = workers
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        size = self.weight.shape[0]
-        if not x.is_contiguous() or size % VECTOR:
+        heads = self._heads(x)
+        if heads is None:
             return super().__call__(x)
-        out = torch.empty_like(x)
+        out = torch.empty(x.shape)
+        self._run(heads, out.view(heads.shape))
+        return out
+
+    def in_place(self, x: torch.Tensor) -> None:
+        heads = self._heads(x)
+        if heads is None:
+            x.copy_(super().__call__(x))
+        else:
+            self._run(heads, heads)
+
+    def _heads(self, x: torch.Tensor) -> torch.Tensor | None:
+        """A view (n, heads, size), each row's heads side by side; None where the compiled code cannot take x."""
+        size = self.weight.shape[0]
+        if x.dtype != torch.float32 or x.shape[-1] != size or size % VECTOR:
+            return None
+        heads = x.view(-1, 1, size) if x.is_contiguous() else x
+        return heads if heads.dim() == 3 and heads.stride()[1:] == (size, 1) else None
+
+    def _run(self, heads: torch.Tensor, out: torch.Tensor) -> None:
+        n, count, size = heads.shape
         library().visavis_rms_norm(
             self.workers.handle,
-            x.data_ptr(),
-            x.numel() // size,
+            heads.data_ptr(),
+            heads.stride(0),
+            n,
+            count,
             size,
             self.weight.data_ptr(),
             self.eps,
             out.data_ptr(),
+            out.stride(0),
         )
-        return out
 
 
 class CpuKernels(TorchKernels):
@@ -102,14 +124,19 @@ class CpuKernels(TorchKernels):
         self._linears.append(made)
         return made
 
-    def rms_norm(self, size: int, eps: float) -> TorchNorm:
+    def normalise_(self, heads: torch.Tensor, norm: Norm) -> None:
+        assert isinstance(norm, CpuNorm)
+        norm.in_place(heads)
+
+    def rms_norm(self, size: int, eps: float) -> CpuNorm:
         return CpuNorm(size, eps, self.device, self.workers)
 
     def rotate_(self, heads: torch.Tensor, rotation: Rotation) -> None:
         n, count, head_dim = heads.shape
         cos, sin = rotation.cos, rotation.signed_sin
         dense = heads.stride()[1:] == (head_dim, 1) and cos.is_contiguous() and sin.is_contiguous()
-        if not dense or any(t.dtype != torch.float32 for t in (heads, cos, sin)) or cos.numel() != n * head_dim:
+        alike = all(t.dtype == torch.float32 for t in (heads, cos, sin)) and cos.shape == sin.shape == (n, 1, head_dim)
+        if not dense or not alike:
             return super().rotate_(heads, rotation)
         library().visavis_rotate(
             self.workers.handle,
