@@ -1,4 +1,4 @@
-"""The compiled decode step against the same arithmetic in float64, over odd shapes, storage types and lengths."""
+"""The compiled decode step and attention against float64 arithmetic, over odd shapes, storage types and lengths."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ import numpy as np
 import pytest
 import torch
 
-from visavis.engine.kernels.base import AttentionRow
+from visavis.engine.kernels.base import AttentionRow, StepLayout
 from visavis.engine.kernels.cpu.arena import Arena
 from visavis.engine.kernels.cpu.build import BuildError, find_library
 from visavis.engine.kernels.cpu.decode_step import CpuDecodeStep, unsupported
+from visavis.engine.kernels.cpu.kernels import CpuKernels
 from visavis.engine.kernels.cpu.library import Workers
 from visavis.engine.kernels.cpu.packed import PackedWeight
+from visavis.engine.kernels.torch_kernels import TorchKernels
 from visavis.engine.kv_cache import KVCache
 from visavis.engine.model_config import ModelConfig
 
@@ -136,6 +138,7 @@ SHAPES = [  # heads, kv heads, head size, hidden, intermediate, q/k norm
     (6, 1, 80, 96, 32, True),
     (16, 1, 128, 64, 64, True),
     (6, 6, 96, 32, 352, False),
+    (5, 1, 512, 64, 64, True),
 ]
 
 
@@ -212,11 +215,11 @@ def test_a_shape_it_cannot_run_is_said(shape: tuple[int, int, int, int, int, boo
     assert words in reason
 
 
-def _small_step(threads: int = 2) -> CpuDecodeStep:
+def _small_step(threads: int = 2, max_batch: int = 8) -> CpuDecodeStep:
     config = _config(4, 2, 32, 64, 96, False)
     weights = Weights(config, torch.float32, seed=3)
     cache = KVCache(2, 64, 4, 2, 32, device=torch.device("cpu"), dtype=torch.float32)
-    return weights.step(cache, threads, max_batch=8)
+    return weights.step(cache, threads, max_batch)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -291,40 +294,156 @@ except BackendError as error:
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 7
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads /proc")
+def test_memory_that_cannot_be_had_is_an_error_and_not_the_end_of_the_process() -> None:
+    code = """
+import re, resource, sys
+from pathlib import Path
+from tests.engines.native.test_compiled_step import _small_step
+from visavis.errors import BackendError
+_small_step().close()
+resident = int(re.search(r"VmSize:\\s*(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+resource.setrlimit(resource.RLIMIT_AS, (resident + (256 << 20), -1))
+try:
+    _small_step(max_batch=1 << 20)  # their queries, keys and values alone take 1 GiB
+except BackendError as error:
+    sys.exit(7 if "no memory" in str(error) else 8)
+"""
+    assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 7
+
+
+def _attend(
+    step: CpuDecodeStep, qkv: torch.Tensor, context: int, table: list[int], *, as_decodes: bool = False
+) -> torch.Tensor:
+    """Layer 1 over one request's tokens qkv, which come after `context` others."""
+    count, size = len(qkv), step.block_size
+    slots = torch.tensor([table[i // size] * size + i % size for i in range(context, context + count)])
+    layout = StepLayout(slots, prefills=[AttentionRow(0, context, count, table)])
+    if as_decodes:
+        layout = StepLayout(slots, decodes=[AttentionRow(i, context + i, 1, table) for i in range(count)])
+    return step.attention(1, qkv, step.plan(layout))
+
+
+CHUNKS = [  # context, new tokens: around the borders of blocks of queries and keys
+    (0, 1),
+    (0, 9),
+    (0, 31),
+    (0, 33),
+    (0, 64),
+    (0, 200),
+    (1, 65),
+    (63, 2),
+    (64, 32),
+    (300, 8),
+    (300, 9),
+    (300, 100),
+    (511, 1),
+    (511, 7),
+]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "-".join(map(str, s)))
-def test_prompt_attention_equals_float64_arithmetic(shape: tuple[int, int, int, int, int, bool], dtype: torch.dtype):
-    """Chunks with and without context, around the borders of blocks of queries and keys; what no token wrote is NaN."""
+def test_prompt_attention_equals_float64_arithmetic(
+    shape: tuple[int, int, int, int, int, bool], dtype: torch.dtype, threads: int
+):
+    """Chunks with and without context; what no token wrote is NaN."""
     config = _config(*shape)
     heads, kv_heads, d = config.num_heads, config.num_kv_heads, config.head_dim
     generator = torch.Generator().manual_seed(11)
     cache = KVCache(config.num_layers, 40, 16, kv_heads, d, device=torch.device("cpu"), dtype=dtype)
-    step = Weights(config, dtype, seed=1).step(cache, 2, max_batch=2)
-    for context, count in [
-        (0, 1),
-        (0, 31),
-        (0, 33),
-        (0, 64),
-        (0, 200),
-        (1, 65),
-        (63, 2),
-        (64, 32),
-        (300, 100),
-        (511, 1),
-    ]:
+    step = Weights(config, dtype, seed=1).step(cache, threads, max_batch=2)
+    for context, count in CHUNKS:
         cache.data.fill_(float("nan"))
         table = torch.randperm(40, generator=generator)[: -(-(context + count) // 16)].tolist()
-        slots = torch.tensor([table[i // 16] * 16 + i % 16 for i in range(context + count)])
         qkv = torch.randn(context + count, heads + 2 * kv_heads, d, generator=generator)
-        queries, new = qkv[context:, :heads], qkv[:, heads:]
-        step.store(1, new, slots)
-        assert torch.equal(cache.data[1, slots], new.to(dtype))
-        k, v = new.to(dtype).double().repeat_interleave(heads // kv_heads, 1).chunk(2, dim=1)
+        if context:
+            _attend(step, qkv[:context], 0, table)
+        got = _attend(step, qkv[context:], context, table)
+        queries, new = qkv[context:, :heads], qkv[:, heads:].to(dtype)
+        stored = cache.data[1].view(40, 16, -1, d)[table].flatten(0, 1)
+        assert torch.equal(stored[: context + count], new)
+        assert stored[context + count :].isnan().all()
+        k, v = new.double().repeat_interleave(heads // kv_heads, 1).chunk(2, dim=1)
         scores = torch.einsum("nhd,mhd->hnm", queries.double(), k) * d**-0.5
         scores.masked_fill_(torch.ones(count, context + count, dtype=torch.bool).triu(context + 1), -math.inf)
         expected = torch.einsum("hnm,mhd->nhd", scores.softmax(-1), v).flatten(1)
-        got = step.prompt_attention(1, queries, AttentionRow(0, context, count, table))
         torch.testing.assert_close(got.double(), expected, atol=3e-6, rtol=1e-5)
+    step.close()
+
+
+def test_a_few_tokens_of_a_prompt_are_attended_as_as_many_decodes() -> None:
+    """Bit for bit, and whatever the most decodes of a step are."""
+    config = _config(4, 2, 32, 64, 96, False)
+    weights = Weights(config, torch.float32, seed=3)
+    qkv = torch.randn(608, 8, 32, generator=torch.Generator().manual_seed(4))
+    table = list(range(38))
+    got = []
+    for max_batch, as_decodes in ((1, False), (8, True)):
+        cache = KVCache(2, 38, 16, 2, 32, device=torch.device("cpu"), dtype=torch.float32)
+        step = weights.step(cache, 2, max_batch=max_batch)
+        _attend(step, qkv[:600], 0, table)
+        got.append(_attend(step, qkv[600:], 600, table, as_decodes=as_decodes))
+        step.close()
+    assert torch.equal(*got)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+def test_decodes_and_prompts_of_one_step_equal_plain_torch(dtype: torch.dtype) -> None:
+    config = _config(6, 2, 32, 64, 96, False)
+    weights = Weights(config, dtype, seed=3)
+    device, generator = torch.device("cpu"), torch.Generator().manual_seed(6)
+    compiled, plain = CpuKernels(device, dtype, "test", config.num_layers), TorchKernels(device, torch.float32)
+    decodes = [AttentionRow(0, 300, 1, list(range(20))), AttentionRow(1, 5, 1, [20])]
+    prefills = [AttentionRow(2, 40, 3, [23, 21, 22]), AttentionRow(3, 17, 90, [24, 30, 25, 26, 29, 28, 27])]
+    rows = decodes + prefills
+    slots = [row.block_table[i // 16] * 16 + i % 16 for row in rows for i in range(row.num_context, row.num_keys)]
+    layout = StepLayout(torch.tensor(slots), decodes, prefills)
+    qkv = torch.randn(len(slots), 10, 32, generator=generator)
+    past = torch.randn(2, 31 * 16, 4, 32, generator=generator)
+    got = []
+    for kernels in (compiled, plain):
+        cache = KVCache(2, 31, 16, 2, 32, device=device, dtype=dtype)
+        cache.data.copy_(past)
+        if kernels is compiled:
+            model: Any = SimpleNamespace(
+                config=config, layers=weights.layers, norm=weights.norm, lm_head=weights.head, embedding=None
+            )
+            whole_step = kernels.whole_step(model, Any, cache, max_batch=2)
+        else:  # in float32, the numbers that the cache holds
+            cache = KVCache(2, 31, 16, 2, 32, device=device, dtype=torch.float32)
+            cache.data.copy_(past.to(dtype))
+        kernels.bind_cache(cache)
+        new = qkv.clone()
+        if kernels is plain:
+            new[:, 6:] = new[:, 6:].to(dtype)
+        got.append(kernels.attention(1, new, 6, kernels.plan(layout)))
+    torch.testing.assert_close(*got, atol=3e-6, rtol=1e-5)
+    whole_step.close()
+
+
+def test_what_does_not_fit_the_model_is_refused() -> None:
+    step = _small_step()
+    slots, row = torch.arange(5), AttentionRow(0, 0, 5, [0, 1])
+    plan = step.plan(StepLayout(slots, prefills=[row]))
+    for qkv in (
+        torch.zeros(4, 8, 32),
+        torch.zeros(5, 6, 32),
+        torch.zeros(5, 8, 64),
+        torch.zeros(5, 9, 32)[:, :8],
+        torch.zeros(5, 8, 32, dtype=torch.float64),
+    ):
+        with pytest.raises(ValueError, match="is no contiguous float32"):
+            step.attention(0, qkv, plan)
+    with pytest.raises(ValueError, match="one int64 a token"):
+        step.plan(StepLayout(slots[:4], prefills=[row]))
+    with pytest.raises(ValueError, match="one int64 a token"):
+        step.plan(StepLayout(slots.int(), prefills=[row]))
+    with pytest.raises(ValueError, match="too short"):
+        step.plan(StepLayout(slots, prefills=[AttentionRow(0, 4, 5, [0, 1])]))
+    with pytest.raises(ValueError, match="room for 8"):
+        step.plan(StepLayout(torch.arange(9), decodes=[AttentionRow(i, 0, 1, [i]) for i in range(9)]))
     step.close()
 
 
@@ -335,8 +454,7 @@ def test_a_broken_key_or_value_reaches_the_tokens_that_see_it() -> None:
     for head in (4, 6):  # a key, a value
         qkv = torch.randn(200, 8, 32, generator=torch.Generator().manual_seed(2))
         qkv[150, head, 3] = math.nan
-        step.store(0, qkv[:, 4:], torch.arange(200))
-        got = step.prompt_attention(0, qkv[:, :4], AttentionRow(0, 0, 200, list(range(13))))
+        got = _attend(step, qkv, 0, list(range(13)))
         assert got[150:, :64].isnan().any(dim=1).all()
         assert got[:128].isfinite().all()  # blocks of keys that no token of theirs sees are not read
         assert got[:, 64:].isfinite().all()  # nor is the other key head's

@@ -75,7 +75,6 @@ class TorchPlan:
 class Chunk:
     """A prompt chunk, rows start … stop of the step; `slots` of all its tokens so far, None when all are new."""
 
-    row: AttentionRow
     start: int
     stop: int
     slots: slice | torch.Tensor | None
@@ -111,26 +110,21 @@ class TorchKernels(Kernels):
         self.decode_attention = DecodeAttention(cache)
 
     def plan(self, layout: StepLayout) -> TorchPlan:
-        decodes = self.plan_decodes(layout.decodes) if layout.decodes else None
+        decodes = self.decode_attention.plan(layout.decodes) if layout.decodes else None
         chunks = []
         start = len(layout.decodes)
         for row in layout.prefills:
-            chunks.append(Chunk(row, start, start + row.num_new, self.slots(row), row.num_context, self.mask(row)))
+            slots = self.cache.locate(row.block_table, row.num_keys) if row.num_context else None
+            chunks.append(Chunk(start, start + row.num_new, slots, row.num_context, _mask(row, self.device)))
             start += row.num_new
         return TorchPlan(layout.slot_mapping, decodes, chunks)
 
-    def slots(self, row: AttentionRow) -> slice | torch.Tensor | None:
-        return self.cache.locate(row.block_table, row.num_keys) if row.num_context else None
-
-    def mask(self, row: AttentionRow) -> torch.Tensor | None:
-        return _mask(row, self.device)
-
-    def plan_decodes(self, rows: list[AttentionRow]) -> DecodeBatch:
-        return self.decode_attention.plan(rows)
-
     def attention(self, layer: int, qkv: torch.Tensor, num_heads: int, plan: TorchPlan) -> torch.Tensor:
-        queries, new = qkv.split_with_sizes((num_heads, self.layers[layer].shape[1]), 1)
-        new = self.store(layer, new, plan.slot_mapping)
+        cache = self.layers[layer]
+        num_new = cache.shape[1]
+        queries, new = qkv.split_with_sizes((num_heads, num_new), 1)
+        new = new.to(cache.dtype)  # no difference between what is read back and what was never stored
+        cache.index_copy_(0, plan.slot_mapping, new)
         if not plan.chunks:
             assert plan.decodes is not None
             return plan.decodes.attend(layer, queries, new)
@@ -139,22 +133,9 @@ class TorchKernels(Kernels):
             count = plan.chunks[0].start
             parts.append(plan.decodes.attend(layer, queries[:count], new[:count]))
         for chunk in plan.chunks:
-            parts.append(self.attend_chunk(layer, queries, new, chunk))
+            stored = new[chunk.start : chunk.stop] if chunk.slots is None else read(cache, chunk.slots)
+            parts.append(_attend_chunk(queries[chunk.start : chunk.stop], stored, chunk))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-    def store(self, layer: int, new: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        """Keys and values (tokens, 2K, D) into their slots; returned as the cache holds them, so that there is no
-        difference between what is read back and what was never stored."""
-        cache = self.layers[layer]
-        new = new.to(cache.dtype)
-        cache.index_copy_(0, slots, new)
-        return new
-
-    def attend_chunk(self, layer: int, queries: torch.Tensor, new: torch.Tensor, chunk: Chunk) -> torch.Tensor:
-        """queries (tokens, H, D) and new keys and values (tokens, 2K, D) of the step, those in the cache too; → the
-        chunk's (n, H·D)."""
-        stored = new[chunk.start : chunk.stop] if chunk.slots is None else read(self.layers[layer], chunk.slots)
-        return _attend_chunk(queries[chunk.start : chunk.stop], stored, chunk)
 
 
 def _mask(row: AttentionRow, device: torch.device) -> torch.Tensor | None:

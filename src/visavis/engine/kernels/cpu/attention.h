@@ -14,10 +14,15 @@ inline vfloat load_kv(const void* base, int64_t offset) {
     if constexpr (KV == F32) return load(static_cast<const float*>(base) + offset);
     else return widen_bf16(static_cast<const uint16_t*>(base) + offset);
 }
-template <int KV>
-inline void store_kv(void* base, int64_t offset, float value) {
-    if constexpr (KV == F32) static_cast<float*>(base)[offset] = value;
-    else static_cast<uint16_t*>(base)[offset] = float_to_bf16(value);
+
+// Where a token's key (or value) of one head lies in a layer's cache.
+inline int64_t address(const Model& m, int64_t slot, int kv_head) { return slot * m.token_stride + kv_head * m.head_stride; }
+inline int64_t address(const Model& m, const int32_t* table, int pos, int kv_head) {
+    return address(m, int64_t(table[pos / m.block_size]) * m.block_size + pos % m.block_size, kv_head);
+}
+inline void write_head(const Model& m, void* cache, int64_t at, const float* x) {
+    if (m.kv_dtype == F32) std::memcpy(static_cast<float*>(cache) + at, x, sizeof(float) * m.head_dim);
+    else for (int i = 0; i < m.head_dim; i++) static_cast<uint16_t*>(cache)[at + i] = float_to_bf16(x[i]);
 }
 
 // The keys (or values) of one position, asked for before they are needed: they lie apart, so nothing guesses them.

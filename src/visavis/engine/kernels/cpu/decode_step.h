@@ -1,4 +1,5 @@
-// One decode step of a Llama-like decoder: embedding rows in, logits out. A list of phases, five a layer.
+// A decode step of a Llama-like decoder: embedding rows in, logits out. A list of phases, five a layer. For steps with
+// prompts: a layer's attention and cache writes by themselves.
 #pragma once
 
 #include "attention.h"
@@ -8,10 +9,15 @@
 #include "prompt_rows.h"
 #include "workers.h"
 
+// A chunk of so few tokens is attended as as many decodes: a block of queries costs the same for one as for all of them.
+// The two cost alike at 8 to 16 tokens.
+constexpr int FEW_TOKENS = 8;
+
 class Stepper {
   public:
     Stepper(const Model& model, Workers& workers)
-        : m(model), layers(model.layers, model.layers + model.num_layers), workers(workers), left(size_t(m.max_batch) * m.kv_heads) {
+        : m(model), layers(model.layers, model.layers + model.num_layers), workers(workers),
+          left(size_t(std::max(m.max_batch, FEW_TOKENS)) * m.kv_heads), prompt_attention(model, workers) {
         const int b = m.max_batch, d = m.head_dim, group = m.heads / m.kv_heads, threads = workers.threads();
         qkv.resize(size_t(b) * (m.heads + 2 * m.kv_heads) * d);
         attn.resize(size_t(b) * m.heads * d);
@@ -31,7 +37,7 @@ class Stepper {
     // lengths: tokens of each sequence including this one. logits: (batch, vocabulary) float32.
     void step(int batch, float* hidden, const float* cos, const float* sin, const int32_t* tables, int table_stride,
               const int32_t* lengths, float* logits) {
-        job = {batch, hidden, cos, sin, tables, lengths, table_stride, logits, qkv.data(), attn.data(), true};
+        job = {batch, hidden, cos, sin, tables, lengths, table_stride, logits, qkv.data(), heads_stride(), attn.data(), true};
         list_tasks();
         for (auto& s : scratch) s.normed_for = -1;
         auto chunks = [&](int phase) {
@@ -49,10 +55,11 @@ class Stepper {
         workers.run(m.num_layers * PER_LAYER + 1, chunks, call);
     }
 
-    // The attention of one layer alone: heads (batch, heads + 2 kv_heads, head_dim), rotated; the cache has the new keys
-    // and values already. out: (batch, heads · head_dim).
-    void attend_stored(int layer, int batch, const float* heads, const int32_t* tables, int table_stride, const int32_t* lengths, float* out) {
-        job = {batch, nullptr, nullptr, nullptr, tables, lengths, table_stride, nullptr, const_cast<float*>(heads), out, false};
+    // The attention of one layer alone: queries (batch, …) rotated, `stride` apart; the cache has the new keys and values
+    // already. out: (batch, heads · head_dim).
+    void attend_stored(int layer, int batch, const float* queries, int64_t stride, const int32_t* tables, int table_stride,
+                       const int32_t* lengths, float* out) {
+        job = {batch, nullptr, nullptr, nullptr, tables, lengths, table_stride, nullptr, const_cast<float*>(queries), stride, out, false};
         list_tasks();
         auto call = [this, layer](int t, int, int chunk) { attention(layers[layer], chunk, scratch[t]); };
         workers.run(1, [&](int) { return int(tasks.size()); }, call);
@@ -60,25 +67,25 @@ class Stepper {
 
     // Keys and values of `count` tokens, heads (2 kv_heads, head_dim) at `stride`, into their slots of the cache.
     void store_new(int layer, const float* heads, int64_t stride, int count, const int64_t* slots) {
-        const int d = m.head_dim;
-        each_row(workers, count, 2 * m.kv_heads * d, [&](int64_t row) {
-            for (int h = 0; h < 2 * m.kv_heads; h++) {
-                void* base = h < m.kv_heads ? layers[layer].k_cache : layers[layer].v_cache;
-                const int64_t at = slots[row] * m.token_stride + h % m.kv_heads * m.head_stride;
-                const float* from = heads + row * stride + h * d;
-                if (m.kv_dtype == F32) for (int i = 0; i < d; i++) store_kv<F32>(base, at + i, from[i]);
-                else for (int i = 0; i < d; i++) store_kv<BF16>(base, at + i, from[i]);
+        const Layer& l = layers[layer];
+        each_row(workers, count, 2 * m.kv_heads * m.head_dim, [&](int64_t row) {
+            const float *keys = heads + row * stride, *values = keys + m.kv_heads * m.head_dim;
+            for (int h = 0; h < m.kv_heads; h++) {
+                const int64_t at = address(m, slots[row], h);
+                write_head(m, l.k_cache, at, keys + h * m.head_dim);
+                write_head(m, l.v_cache, at, values + h * m.head_dim);
             }
         });
     }
 
-    // A chunk of one prompt: queries (count, …) rotated, `stride` apart, whose keys and values the cache has already.
-    void attend_prompt(int layer, const float* queries, int64_t stride, int count, int context, const int32_t* table, float* out) {
-        prompt_attention(workers, m, layers[layer], queries, stride, count, context, table, out);
+    void attend_prompt(int layer, const PromptChunk& c) {
+        if (c.count > FEW_TOKENS) return prompt_attention(layers[layer], c);
+        int32_t lengths[FEW_TOKENS];  // each token is a row of its own with the same table
+        for (int i = 0; i < c.count; i++) lengths[i] = c.context + i + 1;
+        attend_stored(layer, c.count, c.queries, c.stride, c.table, 0, lengths, c.out);
     }
 
   private:
-    PromptAttention prompt_attention;
     enum { QKV, ATTENTION, OUTPUT, GATE_UP, DOWN, PER_LAYER };
     struct Job {  // where the step at hand finds its things
         int batch;
@@ -86,10 +93,12 @@ class Stepper {
         const float *cos, *sin;
         const int32_t *tables, *lengths;
         int table_stride;
-        float *logits, *heads, *mixed;
+        float *logits, *heads;
+        int64_t heads_stride;
+        float* mixed;
         bool is_new;  // the newest key and value are not rotated and not in the cache yet
     };
-    struct Task { int sequence, kv_head, begin, end, first, count; };  // first, count: the tasks of the same head
+    struct Task { int sequence, kv_head, begin, end, first, count; };  // first, count: the partials of the same head
     struct Scratch {  // of a thread
         Buffer normed, scores, query, up;
         int normed_for = -1;  // the phase whose input it has normalised
@@ -104,6 +113,9 @@ class Stepper {
     std::vector<Partial> partials;
     std::vector<Task> tasks;
     std::vector<std::atomic<int>> left;  // attention tasks of a head that are not done; the last one merges
+    PromptAttention prompt_attention;
+
+    int64_t heads_stride() const { return int64_t(m.heads + 2 * m.kv_heads) * m.head_dim; }
 
     // Panels that a thread takes at a time: several chunks a thread even the work out.
     int chunk_panels(int n) const { return std::max(1, num_panels(n) / (4 * workers.threads())); }
@@ -111,14 +123,17 @@ class Stepper {
 
     void list_tasks() {
         const int group = m.heads / m.kv_heads;
+        auto parts = [&](int b) { return (job.lengths[b] + CHUNK - 1) / CHUNK; };
+        int longest = 0;
+        for (int b = 0; b < job.batch; b++) longest = std::max(longest, job.lengths[b]);
         tasks.clear();
+        for (int begin = 0; begin < longest; begin += CHUNK)  // rows that share keys read them one after the other
+            for (int kv = 0; kv < m.kv_heads; kv++)
+                for (int b = 0, first = 0; b < job.batch; first += m.kv_heads * parts(b++))
+                    if (begin < job.lengths[b])
+                        tasks.push_back({b, kv, begin, std::min(job.lengths[b], begin + CHUNK), first + kv * parts(b), parts(b)});
         for (int b = 0; b < job.batch; b++)
-            for (int kv = 0; kv < m.kv_heads; kv++) {
-                const int length = job.lengths[b], first = int(tasks.size()), count = (length + CHUNK - 1) / CHUNK;
-                for (int begin = 0; begin < length; begin += CHUNK)
-                    tasks.push_back({b, kv, begin, std::min(length, begin + CHUNK), first, count});
-                left[size_t(b) * m.kv_heads + kv].store(count, std::memory_order_relaxed);
-            }
+            for (int kv = 0; kv < m.kv_heads; kv++) left[size_t(b) * m.kv_heads + kv].store(parts(b), std::memory_order_relaxed);
         if (partials.size() < tasks.size()) partials.resize(tasks.size());
         partial_acc.resize(tasks.size() * group * m.head_dim);
         for (size_t i = 0; i < tasks.size(); i++) partials[i].acc = partial_acc.data() + i * group * m.head_dim;
@@ -168,11 +183,8 @@ class Stepper {
         // As if `up` were the whole width: the product writes at the rows' own places.
         product(layer.gate_up, panels + begin, panels + end, x, m.hidden, job.batch, false, up - (size + first), columns);
         for (int b = 0; b < job.batch; b++) {
-            float *gate = act.data() + int64_t(b) * size + first, *factor = up + int64_t(b) * columns;
-            for (int i = 0; i < columns; i += LANES) {
-                vfloat g = load(gate + i);
-                store(gate + i, g / (1.0f + vexp(-g)) * load(factor + i));
-            }
+            float* gate = act.data() + int64_t(b) * size + first;
+            silu_mul(gate, up + int64_t(b) * columns, columns, gate);
         }
     }
 
@@ -180,7 +192,7 @@ class Stepper {
     void attention(const Layer& layer, int index, Scratch& mine) {
         const Task& task = tasks[index];
         const int d = m.head_dim, group = m.heads / m.kv_heads, b = task.sequence, kv = task.kv_head;
-        const float* heads = job.heads + int64_t(b) * (m.heads + 2 * m.kv_heads) * d;
+        const float* heads = job.heads + b * job.heads_stride;
         const int32_t* table = job.tables + int64_t(b) * job.table_stride;
         float *q = mine.query.data(), *k = q + group * d;
         std::memcpy(q, heads + kv * group * d, sizeof(float) * group * d);
@@ -191,16 +203,14 @@ class Stepper {
                 const float* v = heads + (m.heads + m.kv_heads + kv) * d;
                 std::memcpy(k, heads + (m.heads + kv) * d, sizeof(float) * d);
                 rope_head(k, layer.k_norm, m.eps, c, s, d);
-                const int pos = task.end - 1;
-                const int64_t at = table[pos / m.block_size] * m.block_stride + (pos % m.block_size) * m.token_stride + kv * m.head_stride;
-                for (int i = 0; i < d; i++) {
-                    if (m.kv_dtype == F32) store_kv<F32>(layer.k_cache, at + i, k[i]), store_kv<F32>(layer.v_cache, at + i, v[i]);
-                    else store_kv<BF16>(layer.k_cache, at + i, k[i]), store_kv<BF16>(layer.v_cache, at + i, v[i]);
-                }
+                const int64_t at = address(m, table, task.end - 1, kv);
+                write_head(m, layer.k_cache, at, k);
+                write_head(m, layer.v_cache, at, v);
             }
         }
-        if (m.kv_dtype == F32) attend<F32>(m, layer, q, kv, table, task.begin, task.end, mine.scores.data(), partials[index]);
-        else attend<BF16>(m, layer, q, kv, table, task.begin, task.end, mine.scores.data(), partials[index]);
+        Partial& partial = partials[task.first + task.begin / CHUNK];
+        if (m.kv_dtype == F32) attend<F32>(m, layer, q, kv, table, task.begin, task.end, mine.scores.data(), partial);
+        else attend<BF16>(m, layer, q, kv, table, task.begin, task.end, mine.scores.data(), partial);
         auto& rest = left[size_t(b) * m.kv_heads + kv];
         if (rest.fetch_sub(1, std::memory_order_acq_rel) > 1) return;
         rest.store(task.count, std::memory_order_relaxed);  // for the next layer

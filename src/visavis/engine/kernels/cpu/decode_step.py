@@ -1,15 +1,17 @@
-"""`CpuDecodeStep`: a whole decode step of the decoder in one call of compiled code (`decode_step.h`)."""
+"""`CpuDecodeStep`: a decode step of the whole decoder in one call of compiled code (`decode_step.h`); of a step with
+prompts, the attention of a layer."""
 
 from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 
-from visavis.engine.kernels.base import AttentionRow
+from visavis.engine.kernels.base import AttentionRow, StepLayout
 from visavis.engine.kernels.cpu.build import BuildError
 from visavis.engine.kernels.cpu.library import TYPES, LayerStruct, ModelStruct, Workers, library
 from visavis.engine.kernels.cpu.packed import PANEL, PackedWeight
@@ -17,10 +19,11 @@ from visavis.engine.kv_cache import KVCache
 from visavis.engine.model_config import ModelConfig
 from visavis.errors import BackendError
 
-__all__ = ["AttentionTables", "CpuDecodeStep", "attention_tables", "unsupported"]
+__all__ = ["VECTOR", "AttentionPlan", "CpuDecodeStep", "unsupported"]
 
-HEAD_MULTIPLE = 16  # a vector of floats, at its widest
-MAX_GROUP, MAX_HEAD_DIM = 16, 512  # as in attention.h
+VECTOR = 16  # floats in a register, at its widest
+MAX_GROUP = 16  # as in attention.h
+MAX_HEAD_DIM = 512  # the largest tested
 
 
 def unsupported(config: ModelConfig, dtype: torch.dtype) -> str | None:
@@ -28,10 +31,9 @@ def unsupported(config: ModelConfig, dtype: torch.dtype) -> str | None:
     if dtype not in (torch.float32, torch.bfloat16):
         return f"no {str(dtype).removeprefix('torch.')} on the CPU"
     widths = (config.hidden_size, config.intermediate_size, config.num_heads * config.head_dim)
-    if any(width % PANEL for width in widths) or config.head_dim % HEAD_MULTIPLE:
+    if any(width % PANEL for width in widths) or config.head_dim % VECTOR:
         return (
-            f"widths {widths} are not all multiples of {PANEL}, "
-            f"or the head size {config.head_dim} is none of {HEAD_MULTIPLE}"
+            f"widths {widths} are not all multiples of {PANEL}, or the head size {config.head_dim} is none of {VECTOR}"
         )
     if config.num_heads // config.num_kv_heads > MAX_GROUP or config.head_dim > MAX_HEAD_DIM:
         return f"more than {MAX_GROUP} query heads a key head, or heads wider than {MAX_HEAD_DIM}"
@@ -40,6 +42,24 @@ def unsupported(config: ModelConfig, dtype: torch.dtype) -> str | None:
     except BuildError as error:
         return str(error)
     return None
+
+
+AttentionTables = tuple[np.ndarray, np.ndarray]
+"""(n, blocks) int32 block tables and (n,) int32 lengths."""
+
+
+class PromptChunk(NamedTuple):
+    start: int  # its first row of the step
+    num_new: int
+    num_context: int
+    table: np.ndarray  # (blocks,) int32
+
+
+@dataclass(slots=True)
+class AttentionPlan:
+    slots: torch.Tensor  # (n,) int64: where the keys and values of the step's tokens go
+    decodes: AttentionTables | None  # of the first rows
+    chunks: list[PromptChunk]
 
 
 class CpuDecodeStep:
@@ -61,7 +81,9 @@ class CpuDecodeStep:
         self._kept: list[Any] = [cache.data, head, layers]  # what the structures point to
         c = config
         self.vocab_size = head.n
-        self.width = (c.num_heads + 2 * c.num_kv_heads) * c.head_dim
+        self.num_heads, self.num_kv_heads, self.head_dim = c.num_heads, c.num_kv_heads, c.head_dim
+        self.block_size = cache.block_size
+        self.max_batch = max_batch
         array = (LayerStruct * len(layers))()
         for i, layer in enumerate(layers):
             data = cache.data[i]  # (slots, 2K, D)
@@ -105,7 +127,7 @@ class CpuDecodeStep:
     ) -> torch.Tensor:
         """One new token of each of `rows`. embedded: (n, hidden) float32, overwritten; cos, sin: (n, D / 2) float32
         → (n, vocab) float32. Stores the keys and values of the new tokens."""
-        self._workers.handle  # noqa: B018 (refuses a forked child)
+        self._workers.check()
         tables, lengths = attention_tables(rows)
         logits = torch.empty((len(rows), self.vocab_size))
         self._library.visavis_decode_step(
@@ -121,62 +143,61 @@ class CpuDecodeStep:
         )
         return logits
 
-    def attention(self, layer: int, queries: torch.Tensor, rows: AttentionTables) -> torch.Tensor:
-        """queries (n, H, D) float32, rotated: the first heads of a contiguous (n, H + 2K, D) → (n, H·D).
+    def plan(self, layout: StepLayout) -> AttentionPlan:
+        """Where a step's tokens go and where their keys are: the same for all layers."""
+        rows, slots = [*layout.decodes, *layout.prefills], layout.slot_mapping
+        if slots.dtype != torch.int64 or slots.shape != (sum(row.num_new for row in rows),):
+            raise ValueError(f"slots {slots.dtype} {tuple(slots.shape)} are not one int64 a token")
+        if any(len(row.block_table) * self.block_size < row.num_keys for row in rows):
+            raise ValueError("a block table is too short for its keys")
+        if len(layout.decodes) > self.max_batch:
+            raise ValueError(f"{len(layout.decodes)} decodes, and room for {self.max_batch}")
+        decodes = attention_tables(layout.decodes) if layout.decodes else None
+        chunks = []
+        start = len(layout.decodes)
+        for row in layout.prefills:
+            table = np.array(row.block_table, dtype=np.int32)
+            chunks.append(PromptChunk(start, row.num_new, row.num_context, table))
+            start += row.num_new
+        return AttentionPlan(slots.contiguous(), decodes, chunks)
 
-        The keys and values of the new tokens are in the cache already.
-        """
-        n, num_heads, head_dim = queries.shape
-        if queries.stride() != (self.width, head_dim, 1):
-            raise ValueError(f"queries of strides {queries.stride()} are not the beginning of rows of {self.width}")
-        out = torch.empty((n, num_heads * head_dim))
-        tables, lengths = rows
-        self._workers.handle  # noqa: B018
-        self._library.visavis_decode_attention(
-            self._handle,
-            layer,
-            n,
-            queries.data_ptr(),
-            tables.ctypes.data,
-            tables.shape[1],
-            lengths.ctypes.data,
-            out.data_ptr(),
-        )
-        return out
-
-    def store(self, layer: int, new: torch.Tensor, slots: torch.Tensor) -> None:
-        """Keys and values (n, 2K, D) float32, rows apart as they like, into the cache's slots (n,) int64."""
-        if new.stride()[1:] != (new.shape[2], 1) or new.dtype != torch.float32 or slots.dtype != torch.int64:
+    def attention(self, layer: int, qkv: torch.Tensor, plan: AttentionPlan) -> torch.Tensor:
+        """qkv (n, H + 2K, D) float32, rotated → (n, H·D). Stores keys and values, then attends over the cache."""
+        shape = (plan.slots.shape[0], self.num_heads + 2 * self.num_kv_heads, self.head_dim)
+        if qkv.shape != shape or qkv.dtype != torch.float32 or not qkv.is_contiguous():
             raise ValueError(
-                f"{new.dtype} of strides {new.stride()} for {slots.dtype} slots, not float32 heads in a row"
+                f"{qkv.dtype} {tuple(qkv.shape)}, strides {qkv.stride()}, is no contiguous float32 {shape}"
             )
-        slots = slots.contiguous()
-        self._workers.handle  # noqa: B018
-        self._library.visavis_store(self._handle, layer, new.data_ptr(), new.stride(0), new.shape[0], slots.data_ptr())
-
-    def prompt_attention(self, layer: int, queries: torch.Tensor, row: AttentionRow) -> torch.Tensor:
-        """queries (row.num_new, H, D) float32, rotated, rows apart as they like → (row.num_new, H·D).
-
-        The keys and values of the new tokens are in the cache already.
-        """
-        n, num_heads, head_dim = queries.shape
-        if queries.stride()[1:] != (head_dim, 1) or queries.dtype != torch.float32:
-            raise ValueError(
-                f"queries of strides {queries.stride()} and {queries.dtype} are not float32 heads in a row"
-            )
-        out = torch.empty((n, num_heads * head_dim))
-        table = np.array(row.block_table, dtype=np.int32)
-        self._workers.handle  # noqa: B018
-        self._library.visavis_prompt_attention(
-            self._handle,
-            layer,
-            queries.data_ptr(),
-            queries.stride(0),
-            n,
-            row.num_context,
-            table.ctypes.data,
-            out.data_ptr(),
+        self._workers.check()
+        stride = shape[1] * shape[2]
+        out = torch.empty((shape[0], self.num_heads * self.head_dim))
+        self._library.visavis_store(
+            self._handle, layer, qkv[:, self.num_heads :].data_ptr(), stride, shape[0], plan.slots.data_ptr()
         )
+        if plan.decodes is not None:
+            tables, lengths = plan.decodes
+            self._library.visavis_decode_attention(
+                self._handle,
+                layer,
+                len(lengths),
+                qkv.data_ptr(),
+                stride,
+                tables.ctypes.data,
+                tables.shape[1],
+                lengths.ctypes.data,
+                out.data_ptr(),
+            )
+        for chunk in plan.chunks:
+            self._library.visavis_prompt_attention(
+                self._handle,
+                layer,
+                qkv[chunk.start :].data_ptr(),
+                stride,
+                chunk.num_new,
+                chunk.num_context,
+                chunk.table.ctypes.data,
+                out[chunk.start :].data_ptr(),
+            )
         return out
 
     def close(self) -> None:
@@ -194,10 +215,6 @@ class CpuDecodeStep:
         kept = tensor.float().contiguous()
         self._kept.append(kept)
         return kept.data_ptr()
-
-
-AttentionTables = tuple[np.ndarray, np.ndarray]
-"""(n, blocks) int32 block tables and (n,) int32 lengths."""
 
 
 def attention_tables(rows: Sequence[AttentionRow]) -> AttentionTables:

@@ -1,4 +1,5 @@
-// The CPU kernels as one library with a C interface: products with packed weights, and the decode step.
+// The CPU kernels as one library with a C interface: products with packed weights, what a prompt needs between them, and
+// the whole decode step.
 //
 // The work of a step at small batch is reading the weights once; with many vectors it is multiplying. Weights stay in their
 // storage type (float32, bfloat16, or int8 with a scale a row) and are widened in registers, activations and sums stay
@@ -60,16 +61,16 @@ void visavis_decode_step(Stepper* s, int batch, float* hidden, const float* cos,
                          int table_stride, const int32_t* lengths, float* logits) {
     s->step(batch, hidden, cos, sin, tables, table_stride, lengths, logits);
 }
-void visavis_decode_attention(Stepper* s, int layer, int batch, const float* heads, const int32_t* tables, int table_stride,
-                              const int32_t* lengths, float* out) {
-    s->attend_stored(layer, batch, heads, tables, table_stride, lengths, out);
+void visavis_decode_attention(Stepper* s, int layer, int batch, const float* queries, int64_t stride, const int32_t* tables,
+                              int table_stride, const int32_t* lengths, float* out) {
+    s->attend_stored(layer, batch, queries, stride, tables, table_stride, lengths, out);
 }
 void visavis_store(Stepper* s, int layer, const float* heads, int64_t stride, int count, const int64_t* slots) {
     s->store_new(layer, heads, stride, count, slots);
 }
 void visavis_prompt_attention(Stepper* s, int layer, const float* queries, int64_t stride, int count, int context,
                               const int32_t* table, float* out) {
-    s->attend_prompt(layer, queries, stride, count, context, table, out);
+    s->attend_prompt(layer, {queries, stride, count, context, table, out});
 }
 void visavis_rms_norm(Workers* workers, const float* x, int64_t stride, int count, int heads, int size, const float* weight,
                       float eps, float* out, int64_t out_stride) {  // x, out: (count, heads, size) at strides; may be the same
@@ -81,7 +82,10 @@ void visavis_rotate(Workers* workers, float* x, int64_t stride, int count, int h
     each_row(*workers, count, heads * d, [&](int64_t row) { rotate_row(x + row * stride, cos + row * d, sin + row * d, heads, d); });
 }
 void visavis_silu_mul(Workers* workers, const float* gate_up, int count, int width, float* out) {
-    each_row(*workers, count, width, [&](int64_t row) { gate_row(gate_up + 2 * row * width, width, out + row * width); });
+    each_row(*workers, count, width, [&](int64_t row) {
+        const float* gate = gate_up + 2 * row * width;
+        silu_mul(gate, gate + width, width, out + row * width);
+    });
 }
 int visavis_sizes(int which) { return which == 0 ? sizeof(Model) : which == 1 ? sizeof(Layer) : sizeof(Linear); }
 }

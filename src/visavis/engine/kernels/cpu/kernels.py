@@ -1,4 +1,4 @@
-"""`CpuKernels`: packed weights and compiled products for every step, the whole step compiled for pure decodes."""
+"""`CpuKernels`: packed weights; a decoder layer's operations compiled one by one, a step of decodes as one."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from visavis.engine.kernels.base import AttentionRow, Norm, Rotation, WholeStep
+from visavis.engine.kernels.base import AttentionRow, Norm, Rotation, StepLayout, WholeStep
 from visavis.engine.kernels.cpu.arena import Arena
-from visavis.engine.kernels.cpu.decode_step import AttentionTables, CpuDecodeStep, attention_tables
+from visavis.engine.kernels.cpu.decode_step import VECTOR, AttentionPlan, CpuDecodeStep
 from visavis.engine.kernels.cpu.library import Workers, library
 from visavis.engine.kernels.cpu.packed import PackedLinear, PackedWeight, padded
-from visavis.engine.kernels.torch_decode import DecodeBatch
-from visavis.engine.kernels.torch_kernels import Chunk, TorchKernels, TorchNorm
+from visavis.engine.kernels.torch_kernels import TorchKernels, TorchNorm
 from visavis.engine.kv_cache import KVCache
 from visavis.engine.quantization.scheme import Scheme
 
@@ -23,8 +22,6 @@ if TYPE_CHECKING:
     from visavis.engine.models.rope import RotaryEmbedding
 
 __all__ = ["CpuKernels"]
-
-VECTOR = 16  # floats in a register, at its widest
 
 
 class CpuNorm(TorchNorm):
@@ -124,12 +121,12 @@ class CpuKernels(TorchKernels):
         self._linears.append(made)
         return made
 
+    def rms_norm(self, size: int, eps: float) -> CpuNorm:
+        return CpuNorm(size, eps, self.device, self.workers)
+
     def normalise_(self, heads: torch.Tensor, norm: Norm) -> None:
         assert isinstance(norm, CpuNorm)
         norm.in_place(heads)
-
-    def rms_norm(self, size: int, eps: float) -> CpuNorm:
-        return CpuNorm(size, eps, self.device, self.workers)
 
     def rotate_(self, heads: torch.Tensor, rotation: Rotation) -> None:
         n, count, head_dim = heads.shape
@@ -157,22 +154,14 @@ class CpuKernels(TorchKernels):
         library().visavis_silu_mul(self.workers.handle, gate_up.data_ptr(), n, width, out.data_ptr())
         return out
 
-    def store(self, layer: int, new: torch.Tensor, slots: torch.Tensor) -> torch.Tensor:
-        if self._step is None:
-            return super().store(layer, new, slots)
-        self._step.store(layer, new, slots)
-        return new  # nobody reads it: the compiled attention reads the cache
+    def plan(self, layout: StepLayout) -> Any:
+        return super().plan(layout) if self._step is None else self._step.plan(layout)
 
-    def attend_chunk(self, layer: int, queries: torch.Tensor, new: torch.Tensor, chunk: Chunk) -> torch.Tensor:
-        if self._step is None:
-            return super().attend_chunk(layer, queries, new, chunk)
-        return self._step.prompt_attention(layer, queries[chunk.start : chunk.stop], chunk.row)
-
-    def mask(self, row: AttentionRow) -> torch.Tensor | None:
-        return super().mask(row) if self._step is None else None  # the compiled attention needs none
-
-    def slots(self, row: AttentionRow) -> slice | torch.Tensor | None:
-        return super().slots(row) if self._step is None else None
+    def attention(self, layer: int, qkv: torch.Tensor, num_heads: int, plan: Any) -> torch.Tensor:
+        if isinstance(plan, AttentionPlan):
+            assert self._step is not None
+            return self._step.attention(layer, qkv, plan)
+        return super().attention(layer, qkv, num_heads, plan)
 
     def weights_loaded(self, model: Decoder) -> None:
         """Packs every matrix, one after the other, so that only one is there twice at a time."""
@@ -207,22 +196,6 @@ class CpuKernels(TorchKernels):
             model.config, model.layers, model.norm, model.lm_head, cache, self.workers, max_batch
         )
         return _WholeStep(self._step, model.embedding, rope, self.workers, max_batch)
-
-    def plan_decodes(self, rows: list[AttentionRow]) -> DecodeBatch:
-        if self._step is None:
-            return super().plan_decodes(rows)
-        return _Decodes(self._step, attention_tables(rows))
-
-
-class _Decodes(DecodeBatch):
-    """Decodes among prompts."""
-
-    def __init__(self, step: CpuDecodeStep, tables: AttentionTables) -> None:
-        self.step = step
-        self.tables = tables
-
-    def attend(self, layer: int, queries: torch.Tensor, new: torch.Tensor) -> torch.Tensor:
-        return self.step.attention(layer, queries, self.tables)
 
 
 class _WholeStep(WholeStep):

@@ -73,7 +73,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "decode_new": (c_void_p, [POINTER(ModelStruct), c_void_p]),
     "decode_free": (None, [c_void_p]),
     "decode_step": (None, [c_void_p, c_int, *[c_void_p] * 4, c_int, *[c_void_p] * 2]),
-    "decode_attention": (None, [c_void_p, c_int, c_int, c_void_p, c_void_p, c_int, *[c_void_p] * 2]),
+    "decode_attention": (None, [c_void_p, c_int, c_int, c_void_p, c_int64, c_void_p, c_int, *[c_void_p] * 2]),
     "store": (None, [c_void_p, c_int, c_void_p, c_int64, c_int, c_void_p]),
     "prompt_attention": (None, [c_void_p, c_int, c_void_p, c_int64, c_int, c_int, *[c_void_p] * 2]),
     "rms_norm": (None, [c_void_p, c_void_p, c_int64, c_int, c_int, c_int, c_void_p, c_float, c_void_p, c_int64]),
@@ -117,11 +117,15 @@ class Workers:
 
     @property
     def handle(self) -> int:
+        self.check()
+        return int(self._handle)
+
+    def check(self) -> None:
+        """Raises where a job would find no threads."""
         if not self.here:  # its threads stayed in the parent: a job would wait for them for ever
             raise BackendError("the engine was loaded before this process was forked; load it in the child, or spawn")
         if self._handle is None:
             raise BackendError("the engine is closed")
-        return int(self._handle)
 
     def close(self) -> None:
         handle, self._handle = self._handle, None

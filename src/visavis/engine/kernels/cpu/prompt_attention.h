@@ -39,32 +39,43 @@ inline void multiply(const float* w, int ldw, const float* x, int row, int colum
     });
 }
 
+struct PromptChunk {
+    const float* queries;  // (count, …) rotated, `stride` apart, the heads of each side by side
+    int64_t stride;
+    int count, context;    // tokens, and those before them; the cache holds the keys and values of both
+    const int32_t* table;
+    float* out;            // (count, heads · head_dim)
+};
+
 class PromptAttention {
   public:
-    // q: (n, ldq) float32, rotated, its heads side by side; the cache holds all `context` + n keys and values. out: (n, heads · d).
-    void operator()(Workers& workers, const Model& m, const Layer& layer, const float* q, int64_t ldq, int n, int context,
-                    const int32_t* table, float* out) {
-        const int blocks = (n + QUERIES - 1) / QUERIES;
-        if (scratch_.empty()) {
-            scratch_ = std::vector<Scratch>(workers.threads());
-            const int group = m.heads / m.kv_heads, d = m.head_dim;
-            for (auto& s : scratch_) {
-                s.query.resize(size_t(group) * d * QUERIES);
-                s.mixed.resize(size_t(group) * d * QUERIES);
-                s.keys.resize(size_t(KEYS) * d);
-                s.values.resize(size_t(KEYS) * d);
-                s.scores.resize(size_t(KEYS) * QUERIES);
-            }
+    PromptAttention(const Model& model, Workers& workers) : m(model), workers(workers), scratch(workers.threads()) {
+        const int group = m.heads / m.kv_heads, d = m.head_dim;
+        for (auto& s : scratch) {
+            s.query.resize(size_t(group) * d * QUERIES);
+            s.mixed.resize(size_t(group) * d * QUERIES);
+            s.keys.resize(size_t(KEYS) * d);
+            s.values.resize(size_t(KEYS) * d);
+            s.scores.resize(size_t(KEYS) * QUERIES);
         }
-        auto call = [&](int t, int, int chunk) {  // the last queries see most keys: first, so that threads end together
-            const int first = (blocks - 1 - chunk / m.kv_heads) * QUERIES;
-            if (m.kv_dtype == F32) attend<F32>(scratch_[t], m, layer, q, ldq, first, std::min(QUERIES, n - first), context, table, chunk % m.kv_heads, out);
-            else attend<BF16>(scratch_[t], m, layer, q, ldq, first, std::min(QUERIES, n - first), context, table, chunk % m.kv_heads, out);
+    }
+
+    void operator()(const Layer& layer, const PromptChunk& chunk) {
+        const int blocks = (chunk.count + QUERIES - 1) / QUERIES, group = m.heads / m.kv_heads;
+        // A task takes all query heads of a key head, or some where there would be fewer tasks than threads.
+        const int wanted = (workers.threads() + blocks * m.kv_heads - 1) / (blocks * m.kv_heads);
+        const int heads = std::max(1, group / wanted), parts = (group + heads - 1) / heads, a_block = m.kv_heads * parts;
+        auto call = [&](int t, int, int index) {  // the last queries see most keys: first, so that threads end together
+            const int first = (blocks - 1 - index / a_block) * QUERIES, head = index % parts * heads;
+            const Task task{first, std::min(QUERIES, chunk.count - first), index % a_block / parts, head, std::min(heads, group - head)};
+            if (m.kv_dtype == F32) attend<F32>(scratch[t], layer, chunk, task);
+            else attend<BF16>(scratch[t], layer, chunk, task);
         };
-        workers.run(1, [&](int) { return blocks * m.kv_heads; }, call);
+        workers.run(1, [&](int) { return blocks * a_block; }, call);
     }
 
   private:
+    struct Task { int first, count, kv_head, head, heads; };  // queries; `heads` of the key head's query heads from `head` on
     struct Running { vfloat max[TILE_VECTORS], sum[TILE_VECTORS]; };
     struct Scratch {  // of a thread
         Buffer query, mixed;  // a head: (d, QUERIES)
@@ -72,46 +83,50 @@ class PromptAttention {
         Buffer scores;        // (KEYS, QUERIES)
         Running running[MAX_GROUP];
     };
-    std::vector<Scratch> scratch_;
+    const Model m;
+    Workers& workers;
+    std::vector<Scratch> scratch;
 
     template <int KV>
-    void attend(Scratch& s, const Model& m, const Layer& layer, const float* q, int64_t ldq, int first, int count, int context,
-                const int32_t* table, int kv_head, float* out) {
-        const int d = m.head_dim, group = m.heads / m.kv_heads, total = context + first + count;
+    void attend(Scratch& s, const Layer& layer, const PromptChunk& chunk, const Task& task) {
+        const int d = m.head_dim, first = task.first, count = task.count, seen = chunk.context + first, total = seen + count;
+        const int head = task.kv_head * (m.heads / m.kv_heads) + task.head;
         float *query = s.query.data(), *mixed = s.mixed.data();
-        std::memset(mixed, 0, sizeof(float) * group * d * QUERIES);
-        for (int g = 0; g < group; g++) {
+        std::memset(mixed, 0, sizeof(float) * task.heads * d * QUERIES);
+        for (int g = 0; g < task.heads; g++) {
             for (int v = 0; v < TILE_VECTORS; v++) s.running[g].max[v] = splat(-INFINITY), s.running[g].sum[v] = vfloat{};
             for (int j = 0; j < QUERIES; j++) {  // lanes without a query repeat the last one
-                const float* from = q + (first + std::min(j, count - 1)) * ldq + (kv_head * group + g) * d;
+                const float* from = chunk.queries + (first + std::min(j, count - 1)) * chunk.stride + (head + g) * d;
                 for (int i = 0; i < d; i++) query[(g * d + i) * QUERIES + j] = from[i] * m.scale;
             }
         }
         for (int begin = 0; begin < total; begin += KEYS) {
             const int keys = std::min(KEYS, total - begin), padded = (keys + KEY_ROWS - 1) / KEY_ROWS * KEY_ROWS;
             for (int j = 0; j < keys; j++) {
-                const int pos = begin + j;
-                const int64_t at = table[pos / m.block_size] * m.block_stride + (pos % m.block_size) * m.token_stride + kv_head * m.head_stride;
+                const int64_t at = address(m, chunk.table, begin + j, task.kv_head);
                 for (int i = 0; i < d; i += LANES) {
                     store(s.keys.data() + j * d + i, load_kv<KV>(layer.k_cache, at + i));
                     store(s.values.data() + j * d + i, load_kv<KV>(layer.v_cache, at + i));
                 }
             }
             std::memset(s.keys.data() + keys * d, 0, sizeof(float) * (padded - keys) * d);
-            for (int g = 0; g < group; g++) block(s, g, d, keys, padded, context + first - begin, count);
+            for (int g = 0; g < task.heads; g++) block(s, g, keys, padded, seen - begin, count);
         }
-        for (int g = 0; g < group; g++) {
+        for (int g = 0; g < task.heads; g++) {
             const Running& r = s.running[g];
             for (int j = 0; j < count; j++) {
                 const float inverse = 1.0f / r.sum[j / LANES][j % LANES];
-                float* to = out + (int64_t(first + j) * m.heads + kv_head * group + g) * d;
+                float* to = chunk.out + (int64_t(first + j) * m.heads + head + g) * d;
                 for (int i = 0; i < d; i++) to[i] = mixed[(g * d + i) * QUERIES + j] * inverse;
             }
         }
     }
 
     // One head's queries over a block of keys. `visible`: the block's keys before query 0, its own key; query j sees j more.
-    void block(Scratch& s, int g, int d, int keys, int padded, int visible, int count) {
+    // A key that a query does not see has a weight of 0, and 0 · NaN is NaN: a broken value reaches the queries before it
+    // in its block too, all of the same request.
+    void block(Scratch& s, int g, int keys, int padded, int visible, int count) {
+        const int d = m.head_dim;
         Running& r = s.running[g];
         float *scores = s.scores.data(), *mixed = s.mixed.data() + g * d * QUERIES;
         const float* query = s.query.data() + g * d * QUERIES;

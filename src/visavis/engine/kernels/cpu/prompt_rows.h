@@ -1,4 +1,4 @@
-// What a prompt needs between its products, a row of the step at a time: norm, rotation, gate.
+// What a prompt needs between its products, a token at a time: norm, rotation, gate.
 #pragma once
 
 #include <algorithm>
@@ -31,9 +31,9 @@ inline void rotate_row(float* x, const float* cos, const float* sin, int heads, 
         }
 }
 
-inline void gate_row(const float* gate_up, int width, float* out) {  // silu(gate) · up; `width` is whole vectors
-    for (int i = 0; i < width; i += LANES) {
-        const vfloat g = load(gate_up + i);
-        store(out + i, g / (1.0f + vexp(-g)) * load(gate_up + width + i));
+inline void silu_mul(const float* gate, const float* up, int n, float* out) {  // silu(gate) · up; n is whole vectors
+    for (int i = 0; i < n; i += LANES) {
+        const vfloat g = load(gate + i);
+        store(out + i, g / (1.0f + vexp(-g)) * load(up + i));
     }
 }
