@@ -18,7 +18,7 @@ from visavis.engine.kernels.cpu.arena import Arena
 from visavis.engine.kernels.cpu.build import BuildError, find_library
 from visavis.engine.kernels.cpu.decode_step import CpuDecodeStep, unsupported
 from visavis.engine.kernels.cpu.kernels import CpuKernels
-from visavis.engine.kernels.cpu.library import Workers
+from visavis.engine.kernels.cpu.library import Workers, library
 from visavis.engine.kernels.cpu.packed import PackedWeight
 from visavis.engine.kernels.torch_kernels import TorchKernels
 from visavis.engine.kv_cache import KVCache
@@ -96,16 +96,21 @@ class Weights:
     def reference(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, past: list[list[tuple[torch.Tensor, torch.Tensor]]]
     ) -> torch.Tensor:
-        """x (n, hidden); `past[layer][row]`: keys and values (length, K, D) before this token; float64 throughout."""
+        """x (n, hidden); `past[layer][row]`: keys and values (length, K, D) before this token; float64 throughout, but
+        that vectors are rounded before a product where the library says so."""
         c = self.config
+        rounds = library().visavis_rounds(self.head.struct.dtype, len(x))
         x, cos, sin = x.double(), cos.double()[:, None], sin.double()[:, None]
 
         def rms(v: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
             return v * torch.rsqrt(v.square().mean(-1, keepdim=True) + c.rms_norm_eps) * weight.double()
 
         def product(linear: Any, v: torch.Tensor) -> torch.Tensor:
-            out = v @ linear.weight.double().T
+            out = rounded(v) @ linear.weight.double().T
             return out if linear.bias is None else out + linear.bias.double()
+
+        def rounded(v: torch.Tensor) -> torch.Tensor:
+            return v.bfloat16().double() if rounds else v
 
         def rotate(v: torch.Tensor) -> torch.Tensor:
             a, b = v.chunk(2, -1)
@@ -129,7 +134,7 @@ class Weights:
             x = x + product(layer.output, torch.stack(mixed))
             gate, up = product(layer.gate_up, rms(x, layer.mlp_norm.weight)).chunk(2, -1)
             x = x + product(layer.down, gate * gate.sigmoid() * up)
-        return rms(x, self.norm.weight) @ self.lm_head.double().T
+        return rounded(rms(x, self.norm.weight)) @ self.lm_head.double().T
 
 
 SHAPES = [  # heads, kv heads, head size, hidden, intermediate, q/k norm
@@ -181,10 +186,10 @@ def test_step_equals_float64_arithmetic(shape: tuple[int, int, int, int, int, bo
     step.close()
     # float32 sums of float32 or widened bfloat16 values. Attention scores here reach tens, so their rounding (6e-8 of
     # them) comes out of the softmax as some 1e-6, and as 1e-5 on a processor with 4 lanes and no fused multiply-add. In
-    # bfloat16 a key on the border between two values may be stored as either, 4e-3 of it apart.
-    tolerance = 3e-5 if dtype == torch.float32 else 5e-3
+    # bfloat16 a number on the border between two may be rounded to either, 4e-3 of it apart, which most rows are spared.
     error = (got.double() - expected).norm(dim=-1) / expected.norm(dim=-1)
-    assert error.max() < tolerance, error
+    assert error.median() < 3e-5, error
+    assert error.max() < (3e-5 if dtype == torch.float32 else 1e-2), error
 
 
 def test_many_batches_of_changing_size_give_the_same_as_alone() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable
 
 import pytest
@@ -48,7 +49,9 @@ def test_products_equal_float64_arithmetic(n: int, k: int, storage: str, threads
         packed = PackedWeight.pack_in_place(whole, bias)
     for count in (0, 1, 2, 3, 4, 5, 7, 8, 11, 12, 13, 25, 97, 200):
         x = torch.randn(count, 2 * k, generator=generator)[:, :k]  # rows lie apart
-        expected = x.double() @ rows.double().T + bias.double()
+        # Several vectors are rounded where the processor has products of bfloat16, as bfloat16 products are elsewhere.
+        rounded = library().visavis_rounds(packed.struct.dtype, count)
+        expected = (x.bfloat16() if rounded else x).double() @ rows.double().T + bias.double()
         got = packed.product(x, torch.empty(count, n), workers, add=False)
         torch.testing.assert_close(got.double(), expected, atol=2e-5, rtol=1e-5)
         base = torch.randn(count, n, generator=generator)
@@ -56,6 +59,32 @@ def test_products_equal_float64_arithmetic(n: int, k: int, storage: str, threads
         torch.testing.assert_close(added.double(), expected + base, atol=2e-5, rtol=1e-5)
     ids = torch.randint(n, (9,), generator=generator)
     torch.testing.assert_close(packed.rows(ids), rows.float()[ids], atol=1e-6, rtol=1e-6)
+    workers.close()
+
+
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_int8_products_keep_what_float32_keeps(count: int) -> None:
+    """Vectors with a number that towers above the rest, tiny ones and zeros, in more columns than have one step."""
+    generator = torch.Generator().manual_seed(5)
+    n, k = 64, 2500
+    rows = torch.randint(-127, 128, (n, k), generator=generator).float()
+    rows[:, 0] = 127  # so that the scale is 1
+    packed = PackedWeight.quantise(rows, None, Arena().empty)
+    workers = Workers(2, 1)
+    for scale in (1.0, 1e-30, 1e30):
+        x = torch.randn(count, k, generator=generator) * scale
+        x[0, 700] = 1000 * scale
+        x[-1, 1024:2048] = 0
+        got = packed.product(x, torch.empty(count, n), workers, add=False).double()
+        expected = x.double() @ rows.double().T
+        size = x.double().abs() @ rows.double().abs().T
+        assert ((got - expected).abs() <= 2e-6 * size).all()
+    for broken in (math.nan, math.inf, -math.inf):
+        x = torch.randn(count, k, generator=generator)
+        x[-1, 2200] = broken
+        got = packed.product(x, torch.empty(count, n), workers, add=False)
+        assert not got[-1].isfinite().any()
+        assert got[:-1].isfinite().all()
     workers.close()
 
 

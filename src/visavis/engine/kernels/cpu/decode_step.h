@@ -28,6 +28,7 @@ class Stepper {
             s.scores.resize(size_t(group) * CHUNK);
             s.query.resize(size_t(group + 1) * d);
             s.up.resize(size_t(b) * chunk_panels(m.intermediate) * PANEL);
+            s.prepared.resize(size_t(b) * most_row_bytes() / sizeof(float));
         }
     }
 
@@ -39,7 +40,7 @@ class Stepper {
               const int32_t* lengths, float* logits) {
         job = {batch, hidden, cos, sin, tables, lengths, table_stride, logits, qkv.data(), heads_stride(), attn.data(), true};
         list_tasks();
-        for (auto& s : scratch) s.normed_for = -1;
+        for (auto& s : scratch) s.normed_for = s.prepared_for = -1;
         auto chunks = [&](int phase) {
             if (phase == m.num_layers * PER_LAYER) return num_chunks(m.lm_head.n);
             const Layer& layer = layers[phase / PER_LAYER];
@@ -100,8 +101,8 @@ class Stepper {
     };
     struct Task { int sequence, kv_head, begin, end, first, count; };  // first, count: the partials of the same head
     struct Scratch {  // of a thread
-        Buffer normed, scores, query, up;
-        int normed_for = -1;  // the phase whose input it has normalised
+        Buffer normed, scores, query, up, prepared;
+        int normed_for = -1, prepared_for = -1;  // the phase whose input it has normalised, and prepared
     };
 
     const Model m;
@@ -116,6 +117,13 @@ class Stepper {
     PromptAttention prompt_attention;
 
     int64_t heads_stride() const { return int64_t(m.heads + 2 * m.kv_heads) * m.head_dim; }
+
+    int64_t most_row_bytes() const {
+        int64_t most = row_bytes(m.lm_head.dtype, m.lm_head.k);
+        for (const Layer& layer : layers)
+            for (const Linear* l : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) most = std::max(most, row_bytes(l->dtype, l->k));
+        return most;
+    }
 
     // Panels that a thread takes at a time: several chunks a thread even the work out.
     int chunk_panels(int n) const { return std::max(1, num_panels(n) / (4 * workers.threads())); }
@@ -150,38 +158,49 @@ class Stepper {
         };
         if (phase == m.num_layers * PER_LAYER) {
             norm(m.final_norm);
-            return share(m.lm_head, chunk, x, m.hidden, false, job.logits, m.lm_head.n);
+            return share(mine, phase, m.lm_head, chunk, x, false, job.logits, m.lm_head.n);
         }
         const Layer& layer = layers[phase / PER_LAYER];
         switch (phase % PER_LAYER) {
             case QKV:
                 norm(layer.input_norm);
-                return share(layer.qkv, chunk, x, m.hidden, false, job.heads, layer.qkv.n);
+                return share(mine, phase, layer.qkv, chunk, x, false, job.heads, layer.qkv.n);
             case ATTENTION:
                 return attention(layer, chunk, mine);
             case OUTPUT:
-                return share(layer.o, chunk, job.mixed, m.heads * m.head_dim, true, job.hidden, m.hidden);
+                return share(mine, phase, layer.o, chunk, job.mixed, true, job.hidden, m.hidden);
             case GATE_UP:
                 norm(layer.post_norm);
-                return gated(layer, chunk, x, mine.up.data());
+                return gated(layer, chunk, rows(mine, phase, layer.gate_up, x), mine.up.data());
             case DOWN:
-                return share(layer.down, chunk, act.data(), m.intermediate, true, job.hidden, m.hidden);
+                return share(mine, phase, layer.down, chunk, act.data(), true, job.hidden, m.hidden);
         }
     }
 
-    void share(const Linear& l, int chunk, const float* x, int ldx, bool add, float* out, int ldout) {
+    void share(Scratch& mine, int phase, const Linear& l, int chunk, const float* x, bool add, float* out, int ldout) {
         const int begin = chunk * chunk_panels(l.n), end = std::min(num_panels(l.n), begin + chunk_panels(l.n));
-        product(l, begin, end, x, ldx, job.batch, add, out, ldout);
+        product(l, begin, end, rows(mine, phase, l, x), job.batch, add, out, ldout);
+    }
+
+    // x (batch, l.k) as the product takes it: each thread prepares it for itself, once a phase.
+    Rows rows(Scratch& mine, int phase, const Linear& l, const float* x) {
+        if (!takes_prepared(l.dtype, job.batch)) return {x, l.k};
+        char* prepared = reinterpret_cast<char*>(mine.prepared.data());
+        const int64_t bytes = row_bytes(l.dtype, l.k);
+        if (mine.prepared_for != phase)
+            for (int b = 0; b < job.batch; b++) prepare_row(l.dtype, x + int64_t(b) * l.k, l.k, prepared + b * bytes);
+        mine.prepared_for = phase;
+        return {x, l.k, prepared};
     }
 
     // Gate and up of some columns, then silu(gate) · up. `intermediate` is whole panels.
-    void gated(const Layer& layer, int chunk, const float* x, float* up) {
+    void gated(const Layer& layer, int chunk, const Rows& x, float* up) {
         const int size = m.intermediate, panels = size / PANEL;
         const int begin = chunk * chunk_panels(size), end = std::min(panels, begin + chunk_panels(size));
         const int first = begin * PANEL, columns = (end - begin) * PANEL;
-        product(layer.gate_up, begin, end, x, m.hidden, job.batch, false, act.data(), size);
+        product(layer.gate_up, begin, end, x, job.batch, false, act.data(), size);
         // As if `up` were the whole width: the product writes at the rows' own places.
-        product(layer.gate_up, panels + begin, panels + end, x, m.hidden, job.batch, false, up - (size + first), columns);
+        product(layer.gate_up, panels + begin, panels + end, x, job.batch, false, up - (size + first), columns);
         for (int b = 0; b < job.batch; b++) {
             float* gate = act.data() + int64_t(b) * size + first;
             silu_mul(gate, up + int64_t(b) * columns, columns, gate);

@@ -2,8 +2,8 @@
 // the whole decode step.
 //
 // The work of a step at small batch is reading the weights once; with many vectors it is multiplying. Weights stay in their
-// storage type (float32, bfloat16, or int8 with a scale a row) and are widened in registers, activations and sums stay
-// float32. A job is a list of phases, a phase a list of chunks that threads claim: a thread that the system has put aside
+// storage type (float32, bfloat16, or int8 with a scale a row). Activations are float32; what a product makes of them where
+// the processor has dot products is in `rows.h`. A job is a list of phases, a phase a list of chunks that threads claim: a thread that the system has put aside
 // holds up nobody unless it holds a chunk. Portable: GCC/Clang vector extensions, std::thread. Compiled by `build.py`.
 
 #include "attention.h"
@@ -16,6 +16,7 @@
 
 namespace {
 constexpr int CHUNK_ROWS = 8 * MAX_ROWS;  // vectors of a large product that a thread takes at a time
+constexpr int PREPARED_ROWS = 4;          // that it prepares at a time
 }
 
 extern "C" {
@@ -37,16 +38,34 @@ void visavis_pack(void* out, const void* rows, int n, int k, int dtype) {
 void visavis_rows(const Linear* l, const int64_t* ids, int count, float* out) {  // rows of the matrix, as float32
     for (int i = 0; i < count; i++) unpack_row(*l, ids[i], out + int64_t(i) * l->k);
 }
+int visavis_rounds(int dtype, int count) { return dtype == BF16 && takes_prepared(dtype, count); }  // x to bfloat16
 void visavis_product(Workers* workers, const Linear* l, const float* x, int64_t ldx, int count, float* out, int64_t ldout, int add) {
     const int panels = num_panels(l->n), parts = (count + CHUNK_ROWS - 1) / CHUNK_ROWS;
     // Many vectors: groups of panels for a part of them at a time. Few: panels are shared evenly.
     const int width = parts > 1 ? GROUP_PANELS : std::max(1, std::min<int>(GROUP_PANELS, panels / (4 * workers->threads())));
     const int groups = (panels + width - 1) / width;
-    auto call = [&](int, int, int chunk) {
+    const int64_t bytes = row_bytes(l->dtype, l->k);
+    char* prepared = nullptr;
+    int prepared_chunks = 0;
+    if (takes_prepared(l->dtype, count)) {
+        try {
+            workers->prepared.resize(size_t(count) * bytes / sizeof(float));
+            prepared = reinterpret_cast<char*>(workers->prepared.data());
+            prepared_chunks = (count + PREPARED_ROWS - 1) / PREPARED_ROWS;
+        } catch (const std::bad_alloc&) {  // then in float32, slower
+        }
+    }
+    auto call = [&](int, int phase, int chunk) {
+        if (phase == 0) {
+            for (int row = chunk * PREPARED_ROWS; row < std::min(count, (chunk + 1) * PREPARED_ROWS); row++)
+                prepare_row(l->dtype, x + row * ldx, l->k, prepared + row * bytes);
+            return;
+        }
         const int part = chunk / groups, begin = chunk % groups * width, row = part * CHUNK_ROWS;
-        product(*l, begin, std::min(panels, begin + width), x + row * ldx, int(ldx), std::min(CHUNK_ROWS, count - row), add != 0, out + row * ldout, int(ldout));
+        const Rows some{x + row * ldx, ldx, prepared ? prepared + row * bytes : nullptr};
+        product(*l, begin, std::min(panels, begin + width), some, std::min(CHUNK_ROWS, count - row), add != 0, out + row * ldout, int(ldout));
     };
-    workers->run(1, [&](int) { return groups * parts; }, call);
+    workers->run(2, [&](int phase) { return phase ? groups * parts : prepared_chunks; }, call);
 }
 
 Stepper* visavis_decode_new(const Model* model, Workers* workers) {

@@ -71,7 +71,7 @@ class CpuNorm(TorchNorm):
 
 
 class CpuKernels(TorchKernels):
-    """Activations are float32 whatever the weights are: wider than bfloat16, and nothing to convert."""
+    """Activations are float32 whatever the weights are; products round their own where that is faster (`rows.h`)."""
 
     def __init__(
         self,

@@ -69,6 +69,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "panel": (c_int, []),
     "pack": (None, [c_void_p, c_void_p, c_int, c_int, c_int]),
     "rows": (None, [POINTER(LinearStruct), c_void_p, c_int, c_void_p]),
+    "rounds": (c_int, [c_int, c_int]),
     "product": (None, [c_void_p, POINTER(LinearStruct), c_void_p, c_int64, c_int, c_void_p, c_int64, c_int]),
     "decode_new": (c_void_p, [POINTER(ModelStruct), c_void_p]),
     "decode_free": (None, [c_void_p]),

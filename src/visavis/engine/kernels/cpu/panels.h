@@ -1,14 +1,17 @@
 // Weights in panels, and products with them.
 //
-// A panel holds PANEL rows of the matrix, column after column: element (j, i) of rows 32p … 32p + 31 lies at
-// (p · k + i) · PANEL + place(j). So one column of a panel is one or two cache lines, a product of any number of vectors
-// reads the weights as one stream, widens each once, and its sums never cross lanes. The last panel is padded with zeros.
-// float32, bfloat16 and int8 differ in the widening alone; activations and sums are float32.
+// A panel holds PANEL rows of the matrix, column after column, so that one column of a panel is a cache line or two, a
+// product of any number of vectors reads the weights as one stream, and its sums never cross lanes. Of bfloat16 (and of
+// int8 where there are dot products of it) two columns lie together, the numbers of a row side by side: a shift and a mask
+// widen them, and a dot product takes both at once. The last panel is padded with zeros.
+// Sums are float32, of int8's dot products int32; `rows.h` says what the vectors are.
 #pragma once
 
 #include <algorithm>
+#include <type_traits>
 
 #include "model.h"
+#include "rows.h"
 #include "simd.h"
 
 constexpr int PANEL = 32;
@@ -16,133 +19,288 @@ constexpr int MAX_ROWS = LANES == 16 ? 12 : 6;              // vectors a tile mu
 constexpr int TILE_VECTORS = LANES == 4 ? 4 : 2;            // of a panel's column, that a tile takes
 constexpr int TILE_WIDTH = TILE_VECTORS * LANES;            // outputs of a tile
 constexpr int K_BLOCK = 2048;                               // columns after which many vectors begin anew: a panel stays in L2
-constexpr int FETCH_AHEAD = 3072;                           // bytes; far enough that multiplying hides the memory behind it
+constexpr int FETCH_AHEAD = 16384;                           // bytes; far enough that multiplying hides the memory behind it
 constexpr int GROUP_PANELS = 4;                             // panels whose outputs are written side by side
 
 inline int num_panels(int n) { return (n + PANEL - 1) / PANEL; }
+constexpr bool in_pairs(int dtype) { return dtype == BF16 || (dtype == INT8 && FIXED_ROWS); }
 
-// bfloat16 lies in pairs (j, j + LANES): a shift and a mask then widen two vectors in order.
-inline int place(int j, int dtype) {
-    if (dtype != BF16) return j;
-    int r = j % (2 * LANES);
-    return j - r + (r < LANES ? 2 * r : 2 * (r - LANES) + 1);
+// Where row `row`, column i of a matrix of k columns lies. The last of an odd number of columns stands alone.
+inline int64_t place(int64_t row, int i, int k, int dtype) {
+    const int64_t panel = row / PANEL * k, j = row % PANEL;
+    if (in_pairs(dtype) && (i | 1) < k) return (panel + (i & ~1)) * PANEL + 2 * j + (i & 1);
+    return (panel + i) * PANEL + j;
 }
 
 template <class T>
 void pack(T* out, const T* rows, int n, int k, int dtype) {
-    for (int p = 0; p < num_panels(n); p++)
-        for (int j = 0; j < PANEL; j++) {
-            T* to = out + int64_t(p) * k * PANEL + place(j, dtype);
-            const int row = p * PANEL + j;
-            if (row < n) for (int i = 0; i < k; i++) to[int64_t(i) * PANEL] = rows[int64_t(row) * k + i];
-            else for (int i = 0; i < k; i++) to[int64_t(i) * PANEL] = T(0);
-        }
+    for (int64_t row = 0; row < int64_t(num_panels(n)) * PANEL; row++)
+        for (int i = 0; i < k; i++) out[place(row, i, k, dtype)] = row < n ? rows[row * k + i] : T(0);
 }
 
 inline void unpack_row(const Linear& l, int64_t row, float* out) {
-    const int64_t at = row / PANEL * l.k * PANEL + place(int(row % PANEL), l.dtype);
     for (int i = 0; i < l.k; i++) {
-        const int64_t e = at + int64_t(i) * PANEL;
+        const int64_t e = place(row, i, l.k, l.dtype);
         if (l.dtype == F32) out[i] = static_cast<const float*>(l.weight)[e];
         else if (l.dtype == BF16) out[i] = bf16_to_float(static_cast<const uint16_t*>(l.weight)[e]);
         else out[i] = float(static_cast<const int8_t*>(l.weight)[e]) * l.scale[row];
     }
 }
 
-template <int DT>
-inline void widen(const char* w, vfloat (&out)[TILE_VECTORS]) {
-    if constexpr (DT == F32) {
-        for (int v = 0; v < TILE_VECTORS; v++) out[v] = load(reinterpret_cast<const float*>(w) + v * LANES);
-    } else if constexpr (DT == BF16) {
-        for (int v = 0; v < TILE_VECTORS; v += 2) {
-            vuint pair = *reinterpret_cast<const vuint*>(w + v * LANES * 2);
-            vuint low = pair << 16, high = pair & 0xffff0000u;
-            out[v] = reinterpret_cast<vfloat&>(low);
-            out[v + 1] = reinterpret_cast<vfloat&>(high);
+template <int N, class F>
+inline __attribute__((always_inline)) void unrolled(F&& f) {  // f(0) … f(N - 1): sums stay in registers only where no loop counts them
+    [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
+        (f(std::integral_constant<int, I>()), ...);
+    }(std::make_integer_sequence<int, N>());
+}
+
+constexpr std::integral_constant<int, 0> ZERO;
+constexpr std::integral_constant<int, 1> ONE;
+
+// The weights of a tile: its first column, and where its outputs go.
+struct Tile {
+    const char* w;       // of the panel, at the first column
+    int part;            // the tile's first output in the panel
+    int from, columns;   // of the matrix, and of x
+    const float *scale, *bias;
+    int width;           // TILE_WIDTH, less at the end of the matrix
+    bool add;
+    float* out;
+    int ldout;
+};
+
+template <int M, class F>
+inline __attribute__((always_inline)) void put(const Tile& t, bool add, const float* bias, F&& y) {  // y(m, v): a vector of outputs
+    unrolled<M>([&](auto m) __attribute__((always_inline)) {
+        float* to = t.out + m * int64_t(t.ldout);
+        vfloat sum[TILE_VECTORS];
+        unrolled<TILE_VECTORS>([&](auto v) __attribute__((always_inline)) { sum[v] = bias ? y(m, v) + load(bias + v * LANES) : y(m, v); });
+        if (t.width == TILE_WIDTH) {
+            for (int v = 0; v < TILE_VECTORS; v++) store(to + v * LANES, add ? load(to + v * LANES) + sum[v] : sum[v]);
+        } else {
+            for (int j = 0; j < t.width; j++) to[j] = (add ? to[j] : 0.0f) + sum[j / LANES][j % LANES];
         }
+    });
+}
+
+template <int BYTES>
+inline void fetch_ahead(const char* w) {
+    for (int b = 0; b < BYTES; b += 64) __builtin_prefetch(w + FETCH_AHEAD + b);
+}
+
+template <int DT>
+inline vfloat widen(const char* w) {
+    if constexpr (DT == F32) return load(reinterpret_cast<const float*>(w));
+    else if constexpr (DT == BF16) return widen_bf16(reinterpret_cast<const uint16_t*>(w));
+    else return widen_int8(reinterpret_cast<const int8_t*>(w));
+}
+
+template <int DT>
+inline void widen_pair(const char* w, vfloat& first, vfloat& second) {
+    if constexpr (DT == BF16) {
+        const vuint both = *reinterpret_cast<const vuint*>(w), low = both << 16, high = both & 0xffff0000u;
+        first = reinterpret_cast<const vfloat&>(low), second = reinterpret_cast<const vfloat&>(high);
     } else {
-        for (int v = 0; v < TILE_VECTORS; v++) out[v] = widen_int8(reinterpret_cast<const int8_t*>(w) + v * LANES);
+#if defined(__AVX512F__)
+        const __m512i both = _mm512_cvtepi16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(w)));
+        __m512 low = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(both, 24), 24)), high = _mm512_cvtepi32_ps(_mm512_srai_epi32(both, 8));
+        first = reinterpret_cast<vfloat&>(low), second = reinterpret_cast<vfloat&>(high);
+#endif
     }
 }
 
-// M vectors against `width` outputs (TILE_WIDTH, less at the end of the matrix) of a panel, columns 0 … k of w and x.
+// M vectors in float32.
 template <int DT, int M>
-inline void tile(const char* w, int k, const float* x, int ldx, const float* scale, const float* bias, int width, bool add,
-                 float* out, int ldout) {
-    constexpr int STEP = PANEL * bytes_of(DT), U = M == 1 ? 4 : M <= 3 ? 2 : 1;  // few vectors need more sums in flight
+inline void tile(const Tile& t, const float* x, int64_t ldx) {
+    constexpr int BYTES = bytes_of(DT), STEP = PANEL * BYTES, U = M == 1 ? 4 : M <= 3 ? 2 : 1;  // few vectors need more sums in flight
+    constexpr int PAIRS = std::max(1, U / 2);
     vfloat sum[U][M][TILE_VECTORS] = {};
     for (int m = 0; m < M; m++)  // the output's lines are on their way while the sums are made
-        for (int j = 0; j < TILE_WIDTH; j += 16) __builtin_prefetch(out + int64_t(m) * ldout + j, 1);
+        for (int j = 0; j < TILE_WIDTH; j += 16) __builtin_prefetch(t.out + int64_t(m) * t.ldout + j, 1);
     auto column = [&](int i, int u) {
-        if (STEP >= 64 || i % 2 == 0)  // once a cache line
-            for (int b = 0; b < TILE_WIDTH * bytes_of(DT); b += 64) __builtin_prefetch(w + int64_t(i) * STEP + FETCH_AHEAD + b);
+        const char* w = t.w + int64_t(i) * STEP + t.part * BYTES;
+        if (STEP >= 64 || i % 2 == 0) fetch_ahead<TILE_WIDTH * BYTES>(w);  // once a cache line
         vfloat wide[TILE_VECTORS];
-        widen<DT>(w + int64_t(i) * STEP, wide);
+        for (int v = 0; v < TILE_VECTORS; v++) wide[v] = widen<DT>(w + v * LANES * BYTES);
         for (int m = 0; m < M; m++)
-            for (int v = 0; v < TILE_VECTORS; v++) sum[u][m][v] += wide[v] * x[int64_t(m) * ldx + i];
+            for (int v = 0; v < TILE_VECTORS; v++) sum[u][m][v] += wide[v] * x[m * ldx + i];
+    };
+    auto pair = [&](int i, int u) {
+        const char* w = t.w + int64_t(i) * STEP + 2 * t.part * BYTES;
+        fetch_ahead<2 * TILE_WIDTH * BYTES>(w);
+        vfloat first[TILE_VECTORS], second[TILE_VECTORS];
+        for (int v = 0; v < TILE_VECTORS; v++) widen_pair<DT>(w + 2 * v * LANES * BYTES, first[v], second[v]);
+        for (int m = 0; m < M; m++)
+            for (int v = 0; v < TILE_VECTORS; v++) {
+                sum[u][m][v] += first[v] * x[m * ldx + i];
+                sum[(u + 1) % U][m][v] += second[v] * x[m * ldx + i + 1];
+            }
     };
     int i = 0;
-    for (; i + U <= k; i += U)
-        for (int u = 0; u < U; u++) column(i + u, u);
-    for (; i < k; i++) column(i, 0);
-    for (int m = 0; m < M; m++) {
-        float* to = out + int64_t(m) * ldout;
-        vfloat y[TILE_VECTORS];
-        for (int v = 0; v < TILE_VECTORS; v++) {
-            y[v] = sum[0][m][v];
-            for (int u = 1; u < U; u++) y[v] += sum[u][m][v];
-            if (DT == INT8) y[v] *= load(scale + v * LANES);
-            if (bias) y[v] += load(bias + v * LANES);
-        }
-        if (width == TILE_WIDTH) {
-            for (int v = 0; v < TILE_VECTORS; v++) store(to + v * LANES, add ? load(to + v * LANES) + y[v] : y[v]);
-        } else {
-            for (int j = 0; j < width; j++) to[j] = (add ? to[j] : 0.0f) + y[j / LANES][j % LANES];
-        }
+    if constexpr (in_pairs(DT)) {
+        for (; i + 2 * PAIRS <= t.columns; i += 2 * PAIRS)
+            for (int u = 0; u < PAIRS; u++) pair(i + 2 * u, 2 * u);
+        for (; i + 2 <= t.columns; i += 2) pair(i, 0);
+    } else {
+        for (; i + U <= t.columns; i += U)
+            for (int u = 0; u < U; u++) column(i + u, u);
     }
+    for (; i < t.columns; i++) column(i, 0);
+    put<M>(t, t.add, t.bias, [&](auto m, auto v) __attribute__((always_inline)) {
+        vfloat y = sum[0][m][v];
+        for (int u = 1; u < U; u++) y += sum[u][m][v];
+        return DT == INT8 ? y * load(t.scale + v * LANES) : y;
+    });
 }
 
+#if defined(__AVX512F__)
+// Two columns of a prepared row, in every lane. Held in a register: a load in each product would be one too many.
+inline __m512i both_columns(const void* x) {
+    int32_t pair;
+    std::memcpy(&pair, x, 4);
+    __m512i all = _mm512_set1_epi32(pair);
+    asm("" : "+v"(all));
+    return all;
+}
+#endif
+
+// M vectors in bfloat16.
+template <int M>
+inline void tile_of_bf16(const Tile& t, const char* x, int64_t ldx) {
+#if defined(__AVX512BF16__)
+    constexpr int STEP = PANEL * 4, U = M <= 4 ? 2 : 1;  // a step: two columns
+    __m512 sum[U][M][TILE_VECTORS] = {};
+    x += 2 * t.from;
+    auto add = [&](int i, auto u, const __m512i (&w)[TILE_VECTORS]) __attribute__((always_inline)) {
+        unrolled<M>([&](auto m) __attribute__((always_inline)) {
+            const __m512i both = both_columns(x + m * ldx + 4 * i);
+            unrolled<TILE_VECTORS>([&](auto v) __attribute__((always_inline)) {
+                sum[u][m][v] = _mm512_dpbf16_ps(sum[u][m][v], (__m512bh)w[v], (__m512bh)both);
+            });
+        });
+    };
+    auto pair = [&](int i, auto u) __attribute__((always_inline)) {
+        const char* w = t.w + int64_t(i) * STEP;
+        fetch_ahead<STEP>(w);
+        add(i, u, {_mm512_loadu_si512(w), _mm512_loadu_si512(w + 64)});
+    };
+    int i = 0;
+    const int pairs = t.columns / 2;
+    for (; i + U <= pairs; i += U) unrolled<U>([&](auto u) __attribute__((always_inline)) { pair(i + u, u); });
+    for (; i < pairs; i++) pair(i, ZERO);
+    if (t.columns % 2) {
+        const char* w = t.w + int64_t(i) * STEP;
+        auto alone = [&](int v) { return _mm512_cvtepu16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(w) + v)); };
+        add(i, ZERO, {alone(0), alone(1)});
+    }
+    put<M>(t, t.add, t.bias, [&](auto m, auto v) __attribute__((always_inline)) {
+        __m512 y = U == 1 ? sum[0][m][v] : sum[0][m][v] + sum[U - 1][m][v];
+        return reinterpret_cast<vfloat&>(y);
+    });
+#endif
+}
+
+// M vectors in fixed point, at most STEP_BLOCK columns: their high and low parts are as two vectors.
+template <int M>
+inline void tile_of_int8(const Tile& t, const char* x, int64_t ldx, int k) {
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+    constexpr int STEP = PANEL * 2, U = M <= 2 ? 2 : 1;
+    __m512i sum[U][2 * M][TILE_VECTORS] = {};
+    const char* const steps = x;
+    x += 4 * t.from;
+    auto add = [&](int i, auto u, const __m512i (&w)[TILE_VECTORS]) __attribute__((always_inline)) {
+        unrolled<2 * M>([&](auto m) __attribute__((always_inline)) {
+            const __m512i both = both_columns(x + m / 2 * ldx + 8 * i + 4 * (m % 2));
+            unrolled<TILE_VECTORS>([&](auto v) __attribute__((always_inline)) {
+                __m512i y = sum[u][m][v];
+                asm("vpdpwssd %2, %1, %0" : "+v"(y) : "v"(w[v]), "v"(both));  // GCC 12 copies the intrinsic's sum
+                sum[u][m][v] = y;
+            });
+        });
+    };
+    auto pair = [&](int i, auto u) __attribute__((always_inline)) {
+        const char* w = t.w + int64_t(i) * STEP;
+        fetch_ahead<STEP>(w);
+        auto wide = [&](int v) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(w) + v)); };
+        add(i, u, {wide(0), wide(1)});
+    };
+    int i = 0;
+    const int pairs = t.columns / 2;
+    for (; i + U <= pairs; i += U) unrolled<U>([&](auto u) __attribute__((always_inline)) { pair(i + u, u); });
+    for (; i < pairs; i++) pair(i, ZERO);
+    if (t.columns % 2) {
+        const char* w = t.w + int64_t(i) * STEP;
+        auto alone = [&](int v) { return _mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(w) + v)); };
+        add(i, ZERO, {alone(0), alone(1)});
+    }
+    put<M>(t, t.add, t.bias, [&](auto m, auto v) __attribute__((always_inline)) {
+        auto whole = [&](auto part) __attribute__((always_inline)) {
+            const __m512i y = U == 1 ? sum[0][2 * m + part][v] : _mm512_add_epi32(sum[0][2 * m + part][v], sum[U - 1][2 * m + part][v]);
+            return _mm512_cvtepi32_ps(y);
+        };
+        const float step = steps_of(steps + m * ldx, k)[t.from / STEP_BLOCK];
+        __m512 y = (whole(ZERO) + whole(ONE) * (1.0f / (1 << LOW_BITS))) * step;
+        return reinterpret_cast<vfloat&>(y) * load(t.scale + v * LANES);
+    });
+#endif
+}
+
+// Calls f.operator()<M>(first) for tiles of some of SIZES vectors, the largest first, until `count` are done.
+template <int... SIZES, class F>
+inline void in_tiles(int count, F&& f) {
+    int m = 0;
+    auto take = [&]<int M>() {
+        while (count - m >= M) f.template operator()<M>(m), m += M;
+    };
+    (take.template operator()<SIZES>(), ...);
+}
+
+// `count` vectors, at most MAX_ROWS, from `rows` on, against some columns of a panel.
 template <int DT>
-void tiles(const Linear& l, int panel, int from, int columns, const float* x, int ldx, int count, bool add, float* out, int ldout) {
+void tiles(const Linear& l, int panel, int from, int columns, const Rows& rows, int first, int count, bool add, float* out, int ldout) {
+    const int64_t bytes = row_bytes(DT, l.k);
+    const char* prepared = rows.prepared + first * bytes;
     for (int part = 0; part < PANEL; part += TILE_WIDTH) {
         const int row = panel * PANEL + part, width = std::min(TILE_WIDTH, l.n - row);
         if (width <= 0) return;
-        const char* w = static_cast<const char*>(l.weight) + ((int64_t(panel) * l.k + from) * PANEL + part) * bytes_of(DT);
+        const char* w = static_cast<const char*>(l.weight) + (int64_t(panel) * l.k + from) * PANEL * bytes_of(DT);
         const float *scale = l.scale ? l.scale + row : nullptr, *bias = l.bias && from == 0 ? l.bias + row : nullptr;
-        int m = 0;
-        auto take = [&]<int M>() {
-            tile<DT, M>(w, columns, x + int64_t(m) * ldx + from, ldx, scale, bias, width, add || from, out + int64_t(m) * ldout + row, ldout);
-            m += M;
+        Tile t{w, part, from, columns, scale, bias, width, add || from, nullptr, ldout};
+        auto at = [&](int m) -> const Tile& {
+            t.out = out + int64_t(first + m) * ldout + row;
+            return t;
         };
-        if constexpr (MAX_ROWS == 12) {
-            while (count - m >= 12) take.template operator()<12>();
-            if (count - m >= 8) take.template operator()<8>();
-        }
-        while (count - m >= 6) take.template operator()<6>();
-        switch (count - m) {
-            case 5: take.template operator()<4>(); [[fallthrough]];
-            case 1: take.template operator()<1>(); break;
-            case 4: take.template operator()<4>(); break;
-            case 3: take.template operator()<3>(); break;
-            case 2: take.template operator()<2>(); break;
+        if (DT == INT8 && rows.prepared) {
+            for (int begin = from; begin < from + columns; begin += STEP_BLOCK) {
+                t.w = w + int64_t(begin - from) * PANEL, t.from = begin, t.columns = std::min(STEP_BLOCK, from + columns - begin);
+                t.bias = begin ? nullptr : bias, t.add = add || begin;
+                in_tiles<3, 2, 1>(count, [&]<int M>(int m) { tile_of_int8<M>(at(m), prepared + m * bytes, bytes, l.k); });
+            }
+        } else if (DT == BF16 && rows.prepared) {
+            in_tiles<12, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1>(count, [&]<int M>(int m) { tile_of_bf16<M>(at(m), prepared + m * bytes, bytes); });
+        } else {
+            auto take = [&]<int M>(int m) { tile<DT, M>(at(m), rows.x + (first + m) * rows.ld + from, rows.ld); };
+            if constexpr (MAX_ROWS == 12) in_tiles<12, 8, 6, 4, 3, 2, 1>(count, take);
+            else in_tiles<6, 4, 3, 2, 1>(count, take);
         }
     }
 }
 
-// out (count, ldout) (+)= x (count, ldx) · Wᵀ for panels [begin, end). `scale` and `bias` are padded to whole panels.
-inline void product(const Linear& l, int begin, int end, const float* x, int ldx, int count, bool add, float* out, int ldout) {
-    const int k_block = count > MAX_ROWS ? K_BLOCK : l.k;
+// out (count, ldout) (+)= rows · Wᵀ for panels [begin, end). `scale` and `bias` are padded to whole panels.
+inline void product(const Linear& l, int begin, int end, const Rows& rows, int count, bool add, float* out, int ldout) {
+    const bool even = rows.prepared;  // those have tiles of any number of vectors
+    const int k_block = count > MAX_ROWS ? K_BLOCK : l.k, parts = (count + MAX_ROWS - 1) / MAX_ROWS;
     for (int from = 0; from < l.k; from += k_block) {
         const int columns = std::min(k_block, l.k - from);
         for (int group = begin; group < end; group += GROUP_PANELS)
-            for (int m = 0; m < count; m += MAX_ROWS)
+            for (int part = 0; part < parts; part++) {
+                const int first = even ? count * part / parts : part * MAX_ROWS;
+                const int some = (even ? count * (part + 1) / parts : std::min(count, first + MAX_ROWS)) - first;
                 for (int p = group; p < std::min(end, group + GROUP_PANELS); p++) {
-                    const float* xm = x + int64_t(m) * ldx;
-                    float* to = out + int64_t(m) * ldout;
-                    const int rows = std::min(MAX_ROWS, count - m);
-                    if (l.dtype == F32) tiles<F32>(l, p, from, columns, xm, ldx, rows, add, to, ldout);
-                    else if (l.dtype == BF16) tiles<BF16>(l, p, from, columns, xm, ldx, rows, add, to, ldout);
-                    else tiles<INT8>(l, p, from, columns, xm, ldx, rows, add, to, ldout);
+                    if (l.dtype == F32) tiles<F32>(l, p, from, columns, rows, first, some, add, out, ldout);
+                    else if (l.dtype == BF16) tiles<BF16>(l, p, from, columns, rows, first, some, add, out, ldout);
+                    else tiles<INT8>(l, p, from, columns, rows, first, some, add, out, ldout);
                 }
+            }
     }
 }

@@ -14,11 +14,6 @@ constexpr int QUERIES = TILE_WIDTH;  // of a head, side by side
 constexpr int KEYS = 64;             // of a block
 constexpr int KEY_ROWS = LANES == 16 ? 8 : 4;  // numbers a tile reads at once; divides KEYS and head sizes
 
-template <int N, class F>
-inline __attribute__((always_inline)) void unrolled(F&& f) {  // f(0) … f(N - 1): sums stay in registers only where no loop counts them
-    [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) { (f(I), ...); }(std::make_integer_sequence<int, N>());
-}
-
 // sum[m][v] += w[i · ldw + v] · x[m · row + i · column] over i < k, then f(m, v, sum).
 template <int M, class F>
 inline void multiply(const float* w, int ldw, const float* x, int row, int column, int k, F&& f) {

@@ -70,6 +70,28 @@ class Phases {
     std::atomic<int> count_{0};
 };
 
+// Cache-line aligned memory: a 64-byte load that crosses a line costs two.
+class Buffer {
+  public:
+    void resize(size_t n) {
+        if (n <= size_) return;
+        std::free(data_);
+        size_ = 0;
+        data_ = static_cast<float*>(std::aligned_alloc(64, (n * sizeof(float) + 63) / 64 * 64));
+        if (!data_) throw std::bad_alloc();
+        size_ = n;
+        std::memset(data_, 0, n * sizeof(float));
+    }
+    Buffer() = default;
+    Buffer(Buffer&& other) noexcept : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
+    ~Buffer() { std::free(data_); }
+    float* data() { return data_; }
+
+  private:
+    float* data_ = nullptr;
+    size_t size_ = 0;
+};
+
 // The caller's thread and others that help it, for one job after the other.
 class Workers {
   public:
@@ -84,6 +106,7 @@ class Workers {
     ~Workers() { stop(); }
     Workers(const Workers&) = delete;
     int threads() const { return threads_; }
+    Buffer prepared;  // of the product at hand
 
     // Does every chunk of `count` phases, whose numbers of chunks `chunks(phase)` says: call(thread, phase, chunk).
     template <class Chunks, class F>
@@ -130,26 +153,4 @@ class Workers {
     std::condition_variable wake_;
     std::atomic<uint32_t> step_{0};  // of the job at hand; 0: none yet
     std::atomic<bool> stop_{false};
-};
-
-// Cache-line aligned memory: a 64-byte load that crosses a line costs two.
-class Buffer {
-  public:
-    void resize(size_t n) {
-        if (n <= size_) return;
-        std::free(data_);
-        size_ = 0;
-        data_ = static_cast<float*>(std::aligned_alloc(64, (n * sizeof(float) + 63) / 64 * 64));
-        if (!data_) throw std::bad_alloc();
-        size_ = n;
-        std::memset(data_, 0, n * sizeof(float));
-    }
-    Buffer() = default;
-    Buffer(Buffer&& other) noexcept : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
-    ~Buffer() { std::free(data_); }
-    float* data() { return data_; }
-
-  private:
-    float* data_ = nullptr;
-    size_t size_ = 0;
 };
