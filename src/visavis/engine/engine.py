@@ -6,7 +6,7 @@ import itertools
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -60,6 +60,9 @@ class StepOutput:
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None  # where asked for; on the first output
 
 
+MANY_LOGITS = 1 << 20  # in a step: choosing among them is worth torch's threads
+
+
 class NativeEngine:
     """Not thread-safe: one thread calls `add_request`, `step` and `abort`."""
 
@@ -100,6 +103,7 @@ class NativeEngine:
             kernels = choose_kernels(c, self.settings)
             kernels.communicator = communicator
             self.kernels = kernels.description
+            self.torch_threads = kernels.torch_threads
             self.compile_s = time.perf_counter() - begin
             report("load", self.compile_s)
             share = communicator.led(ModelShare(Path(model_path), c, self.settings, kernels))
@@ -192,7 +196,7 @@ class NativeEngine:
     def step(self) -> list[StepOutput]:
         """Computes one step; an output for every request that got a token or ended. Empty when there is no work."""
         self._check_open()
-        with torch.inference_mode(), self.communicator.guard():
+        with torch.inference_mode(), self.communicator.guard(), self.torch_threads.one():
             return self._step()
 
     def _step(self) -> list[StepOutput]:
@@ -223,7 +227,9 @@ class NativeEngine:
             self.runner.release_consumed(seq)
         if result.logits is None:
             return []
-        sampled = self.sampler(result.logits, result.seqs)
+        many = result.logits.numel() > MANY_LOGITS
+        with self.torch_threads.all() if many else nullcontext():
+            sampled = self.sampler(result.logits, result.seqs)
         return [
             self._append(seq, token_id, finite, logprobs)
             for seq, token_id, finite, logprobs in zip(

@@ -122,7 +122,10 @@ class Runner:
             if stop == seq.num_tokens:
                 sampled.append(seq)
                 sampled_rows.append(len(token_ids) - 1)
-        visual = self.encoder(chunks) if self.encoder is not None else None
+        visual = None
+        if self.encoder is not None:
+            with self.kernels.torch_threads.all():
+                visual = self.encoder(chunks)
         step = Mixed(
             token_ids, np.concatenate(positions, axis=1), slots, first.rows, prefill_rows, sampled_rows, more_logits
         )

@@ -186,7 +186,7 @@ def test_step_equals_float64_arithmetic(shape: tuple[int, int, int, int, int, bo
     step.close()
     # float32 sums of float32 or widened bfloat16 values. Attention scores here reach tens, so their rounding (6e-8 of
     # them) comes out of the softmax as some 1e-6, and as 1e-5 on a processor with 4 lanes and no fused multiply-add. In
-    # bfloat16 a number on the border between two may be rounded to either, 4e-3 of it apart, which most rows are spared.
+    # bfloat16 a number on the border of two may be rounded to either, 4e-3 of it apart, which most rows are spared.
     error = (got.double() - expected).norm(dim=-1) / expected.norm(dim=-1)
     assert error.median() < 3e-5, error
     assert error.max() < (3e-5 if dtype == torch.float32 else 1e-2), error

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 
 from visavis.engine.communicator import ALONE, Communicator
+from visavis.engine.kernels.torch_threads import TorchThreads
 from visavis.engine.kv_cache import KVCache
 from visavis.engine.quantization.linear import QuantizedLinear
 from visavis.engine.quantization.scheme import Scheme
@@ -131,6 +132,7 @@ class Kernels(ABC):
     rotates_in_float32 = False  # whatever the dtype of what `rotate_` is given
     communicator: Communicator = ALONE  # with whom the model is shared
     scheme: Scheme | None = None  # what the decoder's matrices are in; None: `dtype`
+    torch_threads = TorchThreads(kernels_have_own=False)
 
     def quantize(self, scheme: Scheme) -> None:
         """Told before the first matrix is made: what the decoder's are to be in."""

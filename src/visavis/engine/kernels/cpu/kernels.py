@@ -14,6 +14,7 @@ from visavis.engine.kernels.cpu.decode_step import VECTOR, AttentionPlan, CpuDec
 from visavis.engine.kernels.cpu.library import Workers, library
 from visavis.engine.kernels.cpu.packed import PackedLinear, PackedWeight, padded
 from visavis.engine.kernels.torch_kernels import TorchKernels, TorchNorm
+from visavis.engine.kernels.torch_threads import TorchThreads
 from visavis.engine.kv_cache import KVCache
 from visavis.engine.quantization.scheme import Scheme
 
@@ -84,6 +85,7 @@ class CpuKernels(TorchKernels):
         self._int8 = False
         self.arena = Arena()
         self.workers = Workers(torch.get_num_threads(), num_layers)
+        self.torch_threads = TorchThreads(kernels_have_own=True)
         self._linears: list[PackedLinear] = []
         self._in_arena: set[int] = set()  # where matrices begin whose memory has room for whole panels
         self._step: CpuDecodeStep | None = None
