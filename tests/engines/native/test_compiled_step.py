@@ -20,6 +20,7 @@ from visavis.engine.kernels.cpu.decode_step import CpuDecodeStep, unsupported
 from visavis.engine.kernels.cpu.kernels import CpuKernels
 from visavis.engine.kernels.cpu.library import Workers, library
 from visavis.engine.kernels.cpu.packed import PackedWeight
+from visavis.engine.kernels.cpu.recycled import RecycledMemory
 from visavis.engine.kernels.torch_kernels import TorchKernels
 from visavis.engine.kv_cache import KVCache
 from visavis.engine.model_config import ModelConfig
@@ -91,7 +92,9 @@ class Weights:
 
     def step(self, cache: KVCache, threads: int, max_batch: int) -> CpuDecodeStep:
         workers = Workers(threads, self.config.num_layers)
-        return CpuDecodeStep(self.config, self.layers, self.norm, self.head, cache, workers, max_batch)
+        return CpuDecodeStep(
+            self.config, self.layers, self.norm, self.head, cache, workers, RecycledMemory(), max_batch
+        )
 
     def reference(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, past: list[list[tuple[torch.Tensor, torch.Tensor]]]

@@ -15,6 +15,7 @@ from visavis.engine.kernels.base import AttentionRow, StepLayout
 from visavis.engine.kernels.cpu.build import BuildError
 from visavis.engine.kernels.cpu.library import TYPES, LayerStruct, ModelStruct, Workers, library
 from visavis.engine.kernels.cpu.packed import PANEL, PackedWeight
+from visavis.engine.kernels.cpu.recycled import RecycledMemory
 from visavis.engine.kv_cache import KVCache
 from visavis.engine.model_config import ModelConfig
 from visavis.errors import BackendError
@@ -73,11 +74,13 @@ class CpuDecodeStep:
         head: PackedWeight,
         cache: KVCache,
         workers: Workers,
+        recycled: RecycledMemory,
         max_batch: int,
     ) -> None:
         """`layers`: DecoderLayers whose linears are packed. `cache` and `workers` must live as long as this."""
         self._library = library()
         self._workers = workers
+        self._recycled = recycled
         self._kept: list[Any] = [cache.data, head, layers]  # what the structures point to
         c = config
         self.vocab_size = head.n
@@ -129,7 +132,7 @@ class CpuDecodeStep:
         → (n, vocab) float32. Stores the keys and values of the new tokens."""
         self._workers.check()
         tables, lengths = attention_tables(rows)
-        logits = torch.empty((len(rows), self.vocab_size))
+        logits = self._recycled.empty(len(rows), self.vocab_size)
         self._library.visavis_decode_step(
             self._handle,
             len(rows),
@@ -170,7 +173,7 @@ class CpuDecodeStep:
             )
         self._workers.check()
         stride = shape[1] * shape[2]
-        out = torch.empty((shape[0], self.num_heads * self.head_dim))
+        out = self._recycled.empty(shape[0], self.num_heads * self.head_dim)
         self._library.visavis_store(
             self._handle, layer, qkv[:, self.num_heads :].data_ptr(), stride, shape[0], plan.slots.data_ptr()
         )

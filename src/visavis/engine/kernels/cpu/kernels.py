@@ -13,6 +13,7 @@ from visavis.engine.kernels.cpu.arena import Arena
 from visavis.engine.kernels.cpu.decode_step import VECTOR, AttentionPlan, CpuDecodeStep
 from visavis.engine.kernels.cpu.library import Workers, library
 from visavis.engine.kernels.cpu.packed import PackedLinear, PackedWeight, padded
+from visavis.engine.kernels.cpu.recycled import RecycledMemory
 from visavis.engine.kernels.torch_kernels import TorchKernels, TorchNorm
 from visavis.engine.kernels.torch_threads import TorchThreads
 from visavis.engine.kv_cache import KVCache
@@ -28,15 +29,16 @@ __all__ = ["CpuKernels"]
 class CpuNorm(TorchNorm):
     """`TorchNorm` on the engine's own threads: torch's would keep the cores from them for a while after each call."""
 
-    def __init__(self, size: int, eps: float, device: torch.device, workers: Workers) -> None:
+    def __init__(self, size: int, eps: float, device: torch.device, workers: Workers, recycled: RecycledMemory) -> None:
         super().__init__(size, eps, device, torch.float32)
         self.workers = workers
+        self.recycled = recycled
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         heads = self._heads(x)
         if heads is None:
             return super().__call__(x)
-        out = torch.empty(x.shape)
+        out = self.recycled.empty(*x.shape)
         self._run(heads, out.view(heads.shape))
         return out
 
@@ -84,6 +86,7 @@ class CpuKernels(TorchKernels):
         super().__init__(device, dtype, description)
         self._int8 = False
         self.arena = Arena()
+        self.recycled = RecycledMemory()
         self.workers = Workers(torch.get_num_threads(), num_layers)
         self.torch_threads = TorchThreads(kernels_have_own=True)
         self._linears: list[PackedLinear] = []
@@ -119,12 +122,13 @@ class CpuKernels(TorchKernels):
             self.empty(out_features, in_features),
             torch.empty(out_features, dtype=self.dtype) if bias else None,
             self.workers,
+            self.recycled,
         )
         self._linears.append(made)
         return made
 
     def rms_norm(self, size: int, eps: float) -> CpuNorm:
-        return CpuNorm(size, eps, self.device, self.workers)
+        return CpuNorm(size, eps, self.device, self.workers, self.recycled)
 
     def normalise_(self, heads: torch.Tensor, norm: Norm) -> None:
         assert isinstance(norm, CpuNorm)
@@ -152,7 +156,7 @@ class CpuKernels(TorchKernels):
         n, width = gate_up.shape[0], gate_up.shape[1] // 2
         if not gate_up.is_contiguous() or width % VECTOR or gate_up.dtype != torch.float32:
             return super().silu_mul(gate_up)
-        out = gate_up.new_empty((n, width))
+        out = self.recycled.empty(n, width)
         library().visavis_silu_mul(self.workers.handle, gate_up.data_ptr(), n, width, out.data_ptr())
         return out
 
@@ -190,12 +194,13 @@ class CpuKernels(TorchKernels):
         return rows
 
     def project(self, x: torch.Tensor, table: Any) -> torch.Tensor:
-        out: torch.Tensor = table.product(x.contiguous(), torch.empty((x.shape[0], table.n)), self.workers, add=False)
+        out = self.recycled.empty(x.shape[0], table.n)
+        table.product(x.contiguous(), out, self.workers, add=False)
         return out
 
     def whole_step(self, model: Decoder, rope: RotaryEmbedding, cache: KVCache, max_batch: int) -> WholeStep:
         self._step = CpuDecodeStep(
-            model.config, model.layers, model.norm, model.lm_head, cache, self.workers, max_batch
+            model.config, model.layers, model.norm, model.lm_head, cache, self.workers, self.recycled, max_batch
         )
         return _WholeStep(self._step, model.embedding, rope, self.workers, max_batch)
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 import torch
 
 from visavis.engine.kernels.cpu.library import TYPES, LinearStruct, Workers, library
+from visavis.engine.kernels.cpu.recycled import RecycledMemory
 
 __all__ = ["PANEL", "PackedLinear", "PackedWeight", "padded"]
 
@@ -94,15 +95,18 @@ class PackedLinear:
     """`weight` is where a checkpoint is copied into, row-major; `CpuKernels.weights_loaded` then makes `packed` of it,
     and it must not be read any more."""
 
-    def __init__(self, weight: torch.Tensor, bias: torch.Tensor | None, workers: Workers) -> None:
+    def __init__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, workers: Workers, recycled: RecycledMemory
+    ) -> None:
         self.weight = weight
         self.bias = bias
         self.workers = workers
+        self.recycled = recycled
         self.packed: PackedWeight | None = None
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         packed = self._packed()
-        return packed.product(_rows(x), x.new_empty((x.shape[0], packed.n)), self.workers, add=False)
+        return packed.product(_rows(x), self.recycled.empty(x.shape[0], packed.n), self.workers, add=False)
 
     def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
         return self._packed().product(_rows(x), residual, self.workers, add=True)
