@@ -17,8 +17,12 @@ inline vfloat load_kv(const void* base, int64_t offset) {
 
 // Where a token's key (or value) of one head lies in a layer's cache.
 inline int64_t address(const Model& m, int64_t slot, int kv_head) { return slot * m.token_stride + kv_head * m.head_stride; }
-inline int64_t address(const Model& m, const int32_t* table, int pos, int kv_head) {
-    return address(m, int64_t(table[pos / m.block_size]) * m.block_size + pos % m.block_size, kv_head);
+inline void addresses(const Model& m, const int32_t* table, int begin, int end, int kv_head, int64_t* at) {  // of positions
+    for (int pos = begin; pos < end;) {
+        const int64_t block = table[pos / m.block_size] * m.block_stride + kv_head * m.head_stride;
+        for (int offset = pos % m.block_size; offset < m.block_size && pos < end; offset++, pos++)
+            at[pos - begin] = block + offset * m.token_stride;
+    }
 }
 inline void write_head(const Model& m, void* cache, int64_t at, const float* x) {
     if (m.kv_dtype == F32) std::memcpy(static_cast<float*>(cache) + at, x, sizeof(float) * m.head_dim);
@@ -101,12 +105,8 @@ template <int KV, int WIDTH>
 void attend(const Model& m, const Layer& layer, const float* q, int kv_head, const int32_t* table, int begin, int end,
             float* scores, Partial& out) {
     const int group = m.heads / m.kv_heads, n = end - begin;
-    int64_t at[CHUNK];  // where each position's key (and value) begins
-    for (int pos = begin; pos < end;) {
-        int64_t block = table[pos / m.block_size] * m.block_stride + kv_head * m.head_stride;
-        for (int offset = pos % m.block_size; offset < m.block_size && pos < end; offset++, pos++)
-            at[pos - begin] = block + offset * m.token_stride;
-    }
+    int64_t at[CHUNK];
+    addresses(m, table, begin, end, kv_head, at);
     score<KV, WIDTH>(m, layer.k_cache, q, at, n, scores);
     for (int g = 0; g < group; g++) {
         float* s = scores + g * CHUNK;

@@ -222,7 +222,8 @@ class Stepper {
                 const float* v = heads + (m.heads + m.kv_heads + kv) * d;
                 std::memcpy(k, heads + (m.heads + kv) * d, sizeof(float) * d);
                 rope_head(k, layer.k_norm, m.eps, c, s, d);
-                const int64_t at = address(m, table, task.end - 1, kv);
+                int64_t at;
+                addresses(m, table, task.end - 1, task.end, kv, &at);
                 write_head(m, layer.k_cache, at, k);
                 write_head(m, layer.v_cache, at, v);
             }

@@ -91,6 +91,9 @@ void visavis_prompt_attention(Stepper* s, int layer, const float* queries, int64
                               const int32_t* table, float* out) {
     s->attend_prompt(layer, {queries, stride, count, context, table, out});
 }
+int visavis_prompt_rounds(int kv_dtype, int count) {  // queries and weights to bfloat16
+    return kv_dtype == BF16 && NUMBERS<BF16> == 2 && count > FEW_TOKENS;
+}
 void visavis_rms_norm(Workers* workers, const float* x, int64_t stride, int count, int heads, int size, const float* weight,
                       float eps, float* out, int64_t out_stride) {  // x, out: (count, heads, size) at strides; may be the same
     each_row(*workers, count, heads * size, [&](int64_t row) {

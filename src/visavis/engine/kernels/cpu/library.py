@@ -77,6 +77,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "decode_attention": (None, [c_void_p, c_int, c_int, c_void_p, c_int64, c_void_p, c_int, *[c_void_p] * 2]),
     "store": (None, [c_void_p, c_int, c_void_p, c_int64, c_int, c_void_p]),
     "prompt_attention": (None, [c_void_p, c_int, c_void_p, c_int64, c_int, c_int, *[c_void_p] * 2]),
+    "prompt_rounds": (c_int, [c_int, c_int]),
     "rms_norm": (None, [c_void_p, c_void_p, c_int64, c_int, c_int, c_int, c_void_p, c_float, c_void_p, c_int64]),
     "rotate": (None, [c_void_p, c_void_p, c_int64, c_int, c_int, c_int, *[c_void_p] * 2]),
     "silu_mul": (None, [c_void_p, c_void_p, c_int, c_int, c_void_p]),

@@ -81,12 +81,16 @@ inline vfloat vexp(vfloat x) {
     const vfloat hi = splat(88.3762626647949f), lo = splat(-87.3365478515625f);
     x = x > hi ? hi : x;
     x = x < lo ? lo : x;
+#if defined(__AVX512F__)
+    const vfloat nf = _mm512_roundscale_ps(x * 1.44269504088896341f, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+#else
     vfloat n = x * 1.44269504088896341f + 0.5f;
     vint ni = __builtin_convertvector(n, vint);
     vfloat nf = __builtin_convertvector(ni, vfloat);
     vint less = nf > n;  // truncation went up for negatives: step back (mask is -1)
     ni += less;
     nf = __builtin_convertvector(ni, vfloat);
+#endif
     x -= nf * 0.693359375f;
     x -= nf * -2.12194440e-4f;
     vfloat y = splat(1.9875691500E-4f);
@@ -96,8 +100,12 @@ inline vfloat vexp(vfloat x) {
     y = y * x + 1.6666665459E-1f;
     y = y * x + 5.0000001201E-1f;
     y = y * x * x + x + 1.0f;
+#if defined(__AVX512F__)
+    return _mm512_scalef_ps(y, nf);
+#else
     vint bits = (ni + 127) << 23;
     return y * reinterpret_cast<vfloat&>(bits);
+#endif
 }
 
 // Widening loads. GCC (to 12 at least) scalarises __builtin_convertvector from narrow integers, hence the intrinsics.
