@@ -19,6 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from visavis.errors import MediaError
+from visavis.pixel_kernels import rgb_of
 
 if TYPE_CHECKING:
     from PIL import Image as PILImage
@@ -48,7 +49,9 @@ def image_to_rgb(image: PILImage.Image, background: Background, key: Any = None)
     if mode in ("1", "L", "RGB") and key is not None:
         return _keyed(image, key, background)
     if mode in ("P", "1", "L", "RGB", "RGBX", "CMYK", "YCbCr", "HSV"):
-        return np.array(image.convert("RGB") if mode != "RGB" else image)
+        rgb = image.convert("RGB") if mode != "RGB" else image
+        pixels = rgb_of(rgb)
+        return np.array(rgb) if pixels is None else pixels
     raise MediaError(f"has samples of mode {mode}, which have no rule here; convert it to RGB first")
 
 

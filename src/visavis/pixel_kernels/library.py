@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import threading
 from contextlib import suppress
-from ctypes import c_int, c_void_p
+from ctypes import c_int, c_int64, c_void_p
 from functools import cache
 from pathlib import Path
 
@@ -15,6 +15,7 @@ __all__ = ["build", "found"]
 
 LIBRARY = CompiledLibrary(Path(__file__).parent / "pixels.cpp", "pixels", "the picture kernels")
 SIGNATURES = {
+    "pack": [c_void_p, c_int64, c_void_p],
     "resize_rows": [c_void_p, c_int, c_int, c_void_p, c_int, c_void_p, c_void_p, c_int],
     "resize_columns": [c_void_p, c_int, c_int, c_void_p, c_int, c_int, c_void_p, c_void_p, c_int],
     "patches": [c_void_p, *[c_int] * 7, c_void_p, c_void_p],

@@ -63,6 +63,12 @@ void weigh(const int32_t *pixels, uint8_t *done, int out_width, const int32_t *b
 
 extern "C" {
 
+// Four bytes a pixel → the first three of them.
+void visavis_pack(const uint8_t *source, int64_t pixels, uint8_t *target) {
+  for (int64_t i = 0; i + 1 < pixels; ++i) std::memcpy(target + 3 * i, source + 4 * i, 4);  // the next one mends the 4th
+  if (pixels > 0) std::memcpy(target + 3 * (pixels - 1), source + 4 * (pixels - 1), 3);
+}
+
 // source (rows, width, 3) → target (rows, out_width, 3). Output pixel x is the sum of `taps` pixels from bounds[x] on,
 // times coefficients (out_width, taps); those beyond the row have a coefficient of 0.
 void visavis_resize_rows(const uint8_t *source, int rows, int width, uint8_t *target, int out_width,

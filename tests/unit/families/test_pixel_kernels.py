@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from PIL import Image as PILImage
 
 from tests.reference.cases import film, picture
+from visavis.chat.samples import WHITE, image_to_rgb
 from visavis.compiling import BuildError, find_compiler
 from visavis.families.resize import resize_all, resize_pixels
 from visavis.patches import patchify, patchify_in_torch
-from visavis.pixel_kernels import build, library, make_patches, resampling, resize_rgb
+from visavis.pixel_kernels import build, library, make_patches, resampling, resize_rgb, rgb_of
 from visavis.prompt import PatchRule
 
 try:
@@ -69,6 +70,26 @@ def test_whole_pictures_and_views_of_them(size: tuple[int, int], wanted: tuple[i
     pixels.setflags(write=False)
     made = resize_rgb(pixels, wanted)
     assert np.array_equal(made, by_pillow(np.ascontiguousarray(pixels), *wanted))  # type: ignore[arg-type]
+
+
+@compiled
+@pytest.mark.parametrize("size", [(1, 1), (3, 1), (64, 33), (1080, 1920)])
+def test_pillows_memory_is_read_as_pillow_gives_it(size: tuple[int, int]) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (*size, 3), dtype=np.uint8)
+    image = PILImage.fromarray(pixels)
+    made = rgb_of(image)
+    if made is None:
+        assert not hasattr(image, "__arrow_c_array__")  # a Pillow before 11.3
+        return
+    assert np.array_equal(made, pixels)
+    made[:] = 7
+    assert np.array_equal(np.asarray(image), pixels), "a copy"
+
+
+def test_pictures_that_pillow_keeps_in_pieces_or_otherwise_are_left_to_it() -> None:
+    assert rgb_of(PILImage.new("L", (5, 4))) is None
+    assert rgb_of(PILImage.new("RGB", (3000, 2000))) is None  # 24 MB, more than one piece of its memory
+    assert image_to_rgb(PILImage.new("RGB", (3000, 2000), (1, 2, 3)), WHITE)[-1, -1].tolist() == [1, 2, 3]
 
 
 @compiled
