@@ -151,15 +151,13 @@ class VisionEncoder:
                 total += _num_patches(*missing[left[0]])
                 batch.append(left.pop(0))
             grids = [_grid(*missing[key]) for key in batch]
-            output = self.tower(self._patches([missing[key] for key in batch]), grids)
-            if len(batch) == 1:
-                self.cache.put(batch[0], output)
-                continue
+            with self.tower.ops.torch_threads():
+                output = self.tower(self._patches([missing[key] for key in batch]), grids)
             sizes = [t * h * w // self.tower.config.merge_size**2 for t, h, w in grids]
             embeddings = output.embeddings.split(sizes)
             deepstack = output.deepstack.split(sizes) if output.deepstack is not None else [None] * len(sizes)
             for key, part, deep in zip(batch, embeddings, deepstack, strict=True):
-                # Copies: a view would keep the whole batch in memory for as long as one of its items is kept.
+                # Copies: what the tower gave may hold on to more memory than is counted, of other items or steps.
                 self.cache.put(key, VisionOutput(part.clone(), None if deep is None else deep.clone()))
 
     def _patches(self, items: Seq[tuple[Sequence, int]]) -> torch.Tensor:

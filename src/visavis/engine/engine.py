@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 
 __all__ = ["NativeEngine", "StepOutput"]
 
+MANY_LOGITS = 1 << 20  # in a step: choosing among them is worth torch's threads
+
 Progress = Callable[[str, float], None]
 
 
@@ -58,9 +60,6 @@ class StepOutput:
     queue_s: float | None = None  # from arrival to its first step; on the first output
     num_cached_tokens: int | None = None  # prompt tokens that came from the prefix cache; on the first output
     prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None  # where asked for; on the first output
-
-
-MANY_LOGITS = 1 << 20  # in a step: choosing among them is worth torch's threads
 
 
 class NativeEngine:
@@ -227,8 +226,7 @@ class NativeEngine:
             self.runner.release_consumed(seq)
         if result.logits is None:
             return []
-        many = result.logits.numel() > MANY_LOGITS
-        with self.torch_threads.all() if many else nullcontext():
+        with self.torch_threads.all() if result.logits.numel() > MANY_LOGITS else nullcontext():
             sampled = self.sampler(result.logits, result.seqs)
         return [
             self._append(seq, token_id, finite, logprobs)
@@ -262,8 +260,7 @@ class NativeEngine:
 
     def _lacks_memory(self, reason: str, what_now: str) -> None:
         """Frees what is free, and says so the first time."""
-        if self.settings.device.type == "cuda":
-            torch.cuda.empty_cache()
+        self.runner.kernels.give_back_memory()
         if self.counters.out_of_memory == 0:
             warnings.warn(
                 f"native: memory ran out in a step ({shorten(reason, 200)}); {what_now}, which is slower: "

@@ -122,16 +122,16 @@ class Runner:
             if stop == seq.num_tokens:
                 sampled.append(seq)
                 sampled_rows.append(len(token_ids) - 1)
-        visual = None
-        if self.encoder is not None:
-            with self.kernels.torch_threads.all():
-                visual = self.encoder(chunks)
+        visual = self.encoder(chunks) if self.encoder is not None else None
         step = Mixed(
             token_ids, np.concatenate(positions, axis=1), slots, first.rows, prefill_rows, sampled_rows, more_logits
         )
-        logits = self.device_step.mixed(
-            step, visual, lambda number, logits: collect_prompt_logprobs(*asked[number], logits)
-        )
+
+        def take(number: int, logits: torch.Tensor) -> None:
+            with self.kernels.torch_threads.all():
+                collect_prompt_logprobs(*asked[number], logits)
+
+        logits = self.device_step.mixed(step, visual, take)
         return StepLogits(sampled, logits)
 
     def _slots(self, seq: Sequence, start: int, stop: int) -> list[int]:

@@ -99,14 +99,15 @@ def vision_activation_bytes(v: VisionShape, patches: int, *, dtype: str, in_plac
     as flash or sdpa: eager attention adds patches² · heads elements on top.
 
     `in_place` is the native engine's tower: queries and keys are rotated where they lie in float32 (7·hidden; 12· in
-    a narrower dtype, which is widened first), and quick GELU writes over its input (1·intermediate).
+    a narrower dtype, which is widened first), quick GELU writes over its input (1·intermediate), and on a CPU memory lies
+    ready for later results (2·hidden more).
     """
     plain_gelu = v.positions > 0
-    rotated, inner = 17, 2 if plain_gelu else 3
+    rotated, inner, plain = 17, 2 if plain_gelu else 3, 3
     if in_place:
         rotated = 7 if dtype == "float32" else 12
-        inner = 3 if v.gated_mlp else 2 if plain_gelu else 1
-    block = max(rotated * v.hidden, 3 * v.hidden + inner * v.intermediate)
+        inner, plain = 3 if v.gated_mlp else 2 if plain_gelu else 1, 5
+    block = max(rotated * v.hidden, plain * v.hidden + inner * v.intermediate)
     extra = 2 * v.hidden + v.deepstack * v.out_hidden / v.merge_size**2 if plain_gelu else 0
     per_patch = v.patch_elements + 4 * v.hidden / v.heads + block + extra + 32
     return patches * per_patch * DTYPE_BYTES[dtype]

@@ -292,8 +292,8 @@ from pathlib import Path
 from tests.engines.native.test_compiled_step import _small_step
 from visavis.errors import BackendError
 _small_step().close()
-resident = int(re.search(r"VmSize:\\s*(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
-resource.setrlimit(resource.RLIMIT_AS, (resident + (256 << 20), -1))
+size = int(re.search(r"VmSize:\\s*(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+resource.setrlimit(resource.RLIMIT_AS, (size + (256 << 20), -1))
 try:
     _small_step(threads=256)  # their stacks alone take 2 GiB
 except BackendError as error:
@@ -310,8 +310,8 @@ from pathlib import Path
 from tests.engines.native.test_compiled_step import _small_step
 from visavis.errors import BackendError
 _small_step().close()
-resident = int(re.search(r"VmSize:\\s*(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
-resource.setrlimit(resource.RLIMIT_AS, (resident + (256 << 20), -1))
+size = int(re.search(r"VmSize:\\s*(\\d+)", Path("/proc/self/status").read_text())[1]) * 1024
+resource.setrlimit(resource.RLIMIT_AS, (size + (256 << 20), -1))
 try:
     _small_step(max_batch=1 << 20)  # their queries, keys and values alone take 1 GiB
 except BackendError as error:

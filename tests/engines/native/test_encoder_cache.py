@@ -10,6 +10,8 @@ import pytest
 from tests.engines.native.drive import greedy, make_engine
 from tests.engines.native.reference import Part, Reference
 from tests.engines.native.test_prefix_caching import CountingTower, other_pixels
+from visavis.engine.kernels.cpu import recycled
+from visavis.engine.kernels.cpu.kernels import CpuKernels
 from visavis.prompt import Prompt
 
 pytestmark = pytest.mark.engines
@@ -91,3 +93,20 @@ def test_a_small_budget_evicts_and_answers_stay_right(reference: Callable[..., R
     cache = engine.runner.encoder.cache  # type: ignore[union-attr]
     assert cache.num_bytes == 2 * per_image
     assert cache.evictions == 6  # eight images read one pair after the other, none of them still there
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+def test_what_is_kept_holds_on_to_no_memory_of_a_step(
+    reference: Callable[..., Reference], monkeypatch: pytest.MonkeyPatch, family: str
+) -> None:
+    monkeypatch.setattr(recycled, "SMALL", 0)
+    ref = reference(family, seed=1)
+    engine = make_engine(ref, device="cpu")
+    if not isinstance(engine.runner.kernels, CpuKernels):
+        pytest.skip("no compiled CPU kernels here")
+    greedy(engine, [ref.prompt([5, IMAGE, 3], seed=40)], 4)
+    memory = engine.runner.kernels.recycled
+    assert memory.num_bytes > 0
+    engine.runner.kernels.give_back_memory()
+    assert memory.num_bytes == 0
+    assert engine.runner.encoder.cache.num_bytes > 0  # type: ignore[union-attr]

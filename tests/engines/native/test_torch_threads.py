@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from tests.engines.native.drive import greedy, make_engine
 from tests.engines.native.reference import Reference
 from visavis.engine import engine as engine_module
 from visavis.engine.kernels.cpu.build import BuildError, find_library
+from visavis.engine.kernels.torch_threads import TorchThreads
 
 pytestmark = pytest.mark.engines
 
@@ -30,6 +32,7 @@ def two_threads() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(("kernels", "decoder", "few"), [("auto", 1, 1), ("torch", 2, 2)])
+@pytest.mark.parametrize("compiled_tower", [True, False])
 @pytest.mark.parametrize("most_logits", [0, 1 << 20])
 def test_threads_of_torch(
     reference: Callable[..., Reference],
@@ -38,6 +41,7 @@ def test_threads_of_torch(
     kernels: str,
     decoder: int,
     few: int,
+    compiled_tower: bool,
     most_logits: int,
 ) -> None:
     ref = reference("qwen2_vl", tied=False)
@@ -55,10 +59,44 @@ def test_threads_of_torch(
 
         monkeypatch.setattr(owner, name, watched)
 
-    watch(engine.encoder, "_encode")
+    assert engine.encoder is not None
+    tower = engine.encoder.tower
+    if kernels == "auto":
+        monkeypatch.setattr(tower.ops, "compiled", compiled_tower)
+    watch(tower.merger, "project")
     watch(engine.runner.device_step, "mixed")
     watch(engine.sampler, "sample")
     greedy(engine, [prompt])
     engine.close()
-    assert seen == {"_encode": {2}, "mixed": {decoder}, "sample": {2 if most_logits == 0 else few}}
+    assert seen == {
+        "project": {1 if kernels == "auto" and compiled_tower else 2},
+        "mixed": {decoder},
+        "sample": {2 if most_logits == 0 else few},
+    }
     assert torch.get_num_threads() == 2
+
+
+def test_other_threads_and_what_comes_after_an_error_have_all_of_them(two_threads: None) -> None:
+    threads, seen = TorchThreads(kernels_have_own=True), []
+
+    def look() -> None:
+        torch.ones(10).sum()
+        seen.append(torch.get_num_threads())
+
+    def fail() -> None:
+        with threads.one():
+            look()
+            other = threading.Thread(target=look)
+            other.start()
+            other.join()
+            with threads.all():
+                look()
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    look()
+    other = threading.Thread(target=look)  # one that begins later
+    other.start()
+    other.join()
+    assert seen == [1, 2, 2, 2, 2]

@@ -22,7 +22,7 @@ from visavis.engine.quantization.weight import QuantizedWeight
 
 if TYPE_CHECKING:
     from visavis.engine.kernels.cuda.ahead import AheadDecoder
-    from visavis.engine.kernels.vision import VisionOps
+    from visavis.engine.kernels.vision import LayerNorm, VisionOps
     from visavis.engine.models.decoder import Decoder
     from visavis.engine.models.rope import RotaryEmbedding
     from visavis.engine.models.vision import VisionTower
@@ -153,6 +153,11 @@ class Kernels(ABC):
         """Decoding that stays on the device, sampling included, one step ahead of the host, where there is one."""
         return None
 
+    def layer_norm(self, size: int, eps: float) -> LayerNorm:
+        from visavis.engine.kernels.vision import LayerNorm
+
+        return LayerNorm(size, eps, self)
+
     def vision(self, head_dim: int) -> VisionOps:
         """What a vision tower with heads of `head_dim` needs beside products and norms."""
         from visavis.engine.kernels.vision import VisionOps
@@ -171,6 +176,11 @@ class Kernels(ABC):
     def warmed_up(self) -> None:
         """Returns when nothing of that is going on any more."""
         return None
+
+    def give_back_memory(self) -> None:
+        """What is kept for later results goes back to the system, or the device."""
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
 
     def weights_loaded(self, model: Decoder) -> None:
         """Told once, when the checkpoint is in: the time to bring weights into another form."""

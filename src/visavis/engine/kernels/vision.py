@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -57,6 +58,10 @@ class VisionOps:
 
     def __init__(self, kernels: Kernels) -> None:
         self.kernels = kernels
+
+    def torch_threads(self) -> AbstractContextManager[None]:
+        """What the tower is run under: products of torch are worth its threads."""
+        return self.kernels.torch_threads.all()
 
     def patches(self, media: Sequence[PreparedMedia], rules: Sequence[PatchRule]) -> torch.Tensor:
         """All patches of `media`, one item after the other: (n, patch size) of any float dtype, on any device."""

@@ -213,7 +213,7 @@ def _summed(config: VisionConfig, kernels: Kernels, in_features: int, out_featur
 
 
 def _make_norm(config: VisionConfig, size: int, kernels: Kernels) -> Norm:
-    return kernels.rms_norm(size, EPS) if config.kind == "qwen2_5_vl" else LayerNorm(size, EPS, kernels)
+    return kernels.rms_norm(size, EPS) if config.kind == "qwen2_5_vl" else kernels.layer_norm(size, EPS)
 
 
 def _cells_to_patches(cells: torch.Tensor, merge: int) -> torch.Tensor:

@@ -8,7 +8,7 @@ import sys
 
 import torch
 
-__all__ = ["Arena", "map_memory"]
+__all__ = ["Arena"]
 
 HUGE_PAGE = 2 << 20
 CHUNK_BYTES = 64 << 20
@@ -32,7 +32,7 @@ class Arena:
         num_bytes = count * dtype.itemsize
         self._used = -(-self._used // ALIGNMENT) * ALIGNMENT
         if self._chunk is None or self._used + num_bytes > self._chunk.numel():
-            self._chunk, self._used = map_memory(max(CHUNK_BYTES, num_bytes)), 0
+            self._chunk, self._used = _map(max(CHUNK_BYTES, num_bytes)), 0
             self.untouched_bytes += self._chunk.untyped_storage().nbytes()
         place = self._chunk[self._used : self._used + num_bytes]
         self._used += num_bytes
@@ -40,16 +40,13 @@ class Arena:
         return place.view(dtype).view(shape)
 
 
-def map_memory(num_bytes: int) -> torch.Tensor:
-    """(num_bytes,) uint8, beginning at a huge page. Raises MemoryError (on other systems torch's RuntimeError)."""
+def _map(num_bytes: int) -> torch.Tensor:
+    """(num_bytes,) uint8, beginning at a huge page."""
     if not sys.platform.startswith("linux"):
         return torch.empty(num_bytes, dtype=torch.uint8)
     size = -(-num_bytes // HUGE_PAGE) * HUGE_PAGE
     # Private, not Python's default of shared: shared memory gets huge pages only where an administrator said so.
-    try:
-        mapping = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    except OSError as error:
-        raise MemoryError(f"no memory for {num_bytes} bytes: {error}") from None
+    mapping = mmap.mmap(-1, size + HUGE_PAGE, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     whole = torch.frombuffer(mapping, dtype=torch.uint8)
     skip = -whole.data_ptr() % HUGE_PAGE
     advise = ctypes.CDLL(None).madvise

@@ -28,7 +28,7 @@ class Stepper {
             s.scores.resize(size_t(group) * CHUNK);
             s.query.resize(size_t(group + 1) * d);
             s.up.resize(size_t(b) * chunk_panels(m.intermediate) * PANEL);
-            s.prepared.resize(size_t(b) * most_row_bytes() / sizeof(float));
+            s.prepared.resize(size_t(most_prepared_bytes()) / sizeof(float));
         }
     }
 
@@ -118,10 +118,11 @@ class Stepper {
 
     int64_t heads_stride() const { return int64_t(m.heads + 2 * m.kv_heads) * m.head_dim; }
 
-    int64_t most_row_bytes() const {
-        int64_t most = row_bytes(m.lm_head.dtype, m.lm_head.k);
+    int64_t most_prepared_bytes() const {
+        auto bytes = [&](const Linear& l) { return most_prepared(l.dtype, m.max_batch) * row_bytes(l.dtype, l.k); };
+        int64_t most = bytes(m.lm_head);
         for (const Layer& layer : layers)
-            for (const Linear* l : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) most = std::max(most, row_bytes(l->dtype, l->k));
+            for (const Linear* l : {&layer.qkv, &layer.o, &layer.gate_up, &layer.down}) most = std::max(most, bytes(*l));
         return most;
     }
 

@@ -2,8 +2,8 @@
 // the whole decode step.
 //
 // The work of a step at small batch is reading the weights once; with many vectors it is multiplying. Weights stay in their
-// storage type (float32, bfloat16, or int8 with a scale a row). Activations are float32; what a product makes of them where
-// the processor has dot products is in `rows.h`. A job is a list of phases, a phase a list of chunks that threads claim: a thread that the system has put aside
+// storage type (float32, bfloat16, or int8 with a scale a row). Activations are float32; what a product makes of them
+// where the processor has dot products is in `rows.h`. A job is a list of phases, a phase a list of chunks that threads claim: a thread that the system has put aside
 // holds up nobody unless it holds a chunk. Portable: GCC/Clang vector extensions, std::thread. Compiled by `build.py`.
 
 #include "attention.h"
@@ -12,11 +12,23 @@
 #include "panels.h"
 #include "prompt_rows.h"
 #include "simd.h"
+#include "vision_attention.h"
+#include "vision_rows.h"
 #include "workers.h"
 
 namespace {
 constexpr int CHUNK_ROWS = 8 * MAX_ROWS;  // vectors of a large product that a thread takes at a time
 constexpr int PREPARED_ROWS = 4;          // that it prepares at a time
+
+template <class F>
+int lacks_memory(F&& f) {  // no exception may leave the library
+    try {
+        f();
+        return 0;
+    } catch (const std::bad_alloc&) {
+        return 1;
+    }
+}
 }
 
 extern "C" {
@@ -76,20 +88,20 @@ Stepper* visavis_decode_new(const Model* model, Workers* workers) {
     }
 }
 void visavis_decode_free(Stepper* s) { delete s; }
-void visavis_decode_step(Stepper* s, int batch, float* hidden, const float* cos, const float* sin, const int32_t* tables,
+int visavis_decode_step(Stepper* s, int batch, float* hidden, const float* cos, const float* sin, const int32_t* tables,
                          int table_stride, const int32_t* lengths, float* logits) {
-    s->step(batch, hidden, cos, sin, tables, table_stride, lengths, logits);
+    return lacks_memory([&] { s->step(batch, hidden, cos, sin, tables, table_stride, lengths, logits); });
 }
-void visavis_decode_attention(Stepper* s, int layer, int batch, const float* queries, int64_t stride, const int32_t* tables,
-                              int table_stride, const int32_t* lengths, float* out) {
-    s->attend_stored(layer, batch, queries, stride, tables, table_stride, lengths, out);
+int visavis_decode_attention(Stepper* s, int layer, int batch, const float* queries, int64_t stride, const int32_t* tables,
+                             int table_stride, const int32_t* lengths, float* out) {
+    return lacks_memory([&] { s->attend_stored(layer, batch, queries, stride, tables, table_stride, lengths, out); });
 }
 void visavis_store(Stepper* s, int layer, const float* heads, int64_t stride, int count, const int64_t* slots) {
     s->store_new(layer, heads, stride, count, slots);
 }
-void visavis_prompt_attention(Stepper* s, int layer, const float* queries, int64_t stride, int count, int context,
-                              const int32_t* table, float* out) {
-    s->attend_prompt(layer, {queries, stride, count, context, table, out});
+int visavis_prompt_attention(Stepper* s, int layer, const float* queries, int64_t stride, int count, int context,
+                             const int32_t* table, float* out) {
+    return lacks_memory([&] { s->attend_prompt(layer, {queries, stride, count, context, table, out}); });
 }
 int visavis_prompt_rounds(int kv_dtype, int count) {  // queries and weights to bfloat16
     return kv_dtype == BF16 && NUMBERS<BF16> == 2 && count > FEW_TOKENS;
@@ -108,6 +120,28 @@ void visavis_silu_mul(Workers* workers, const float* gate_up, int count, int wid
         const float* gate = gate_up + 2 * row * width;
         silu_mul(gate, gate + width, width, out + row * width);
     });
+}
+void visavis_layer_norm(Workers* workers, const float* x, int count, int size, const float* weight, const float* bias, float eps, float* out) {
+    each_row(*workers, count, size, [&](int64_t row) { layer_norm(x + row * size, weight, bias, eps, size, out + row * size); });
+}
+void visavis_activate(Workers* workers, int kind, float* x, int64_t count) {
+    constexpr int64_t some = 1 << 12;
+    each_row(*workers, int((count + some - 1) / some), some, [&](int64_t row) {
+        const int64_t n = std::min(some, count - row * some);
+        if (kind == QUICK_GELU) activate<QUICK_GELU>(x + row * some, n);
+        else activate<GELU_TANH>(x + row * some, n);
+    });
+}
+VisionAttention* visavis_vision_new(Workers* workers, int heads, int head_dim) {
+    try {
+        return new VisionAttention(heads, head_dim, *workers);
+    } catch (...) {
+        return nullptr;
+    }
+}
+void visavis_vision_free(VisionAttention* v) { delete v; }
+int visavis_vision_attention(VisionAttention* v, const float* qkv, const int32_t* starts, int stretches, float* out) {
+    return lacks_memory([&] { (*v)(qkv, starts, stretches, out); });
 }
 int visavis_sizes(int which) { return which == 0 ? sizeof(Model) : which == 1 ? sizeof(Layer) : sizeof(Linear); }
 }

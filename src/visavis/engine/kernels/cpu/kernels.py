@@ -14,6 +14,7 @@ from visavis.engine.kernels.cpu.decode_step import VECTOR, AttentionPlan, CpuDec
 from visavis.engine.kernels.cpu.library import Workers, library
 from visavis.engine.kernels.cpu.packed import PackedLinear, PackedWeight, padded
 from visavis.engine.kernels.cpu.recycled import RecycledMemory
+from visavis.engine.kernels.cpu.vision import CpuLayerNorm, CpuVision
 from visavis.engine.kernels.torch_kernels import TorchKernels, TorchNorm
 from visavis.engine.kernels.torch_threads import TorchThreads
 from visavis.engine.kv_cache import KVCache
@@ -129,6 +130,15 @@ class CpuKernels(TorchKernels):
 
     def rms_norm(self, size: int, eps: float) -> CpuNorm:
         return CpuNorm(size, eps, self.device, self.workers, self.recycled)
+
+    def give_back_memory(self) -> None:
+        self.recycled.give_back()
+
+    def layer_norm(self, size: int, eps: float) -> CpuLayerNorm:
+        return CpuLayerNorm(size, eps, self)
+
+    def vision(self, head_dim: int) -> CpuVision:
+        return CpuVision(self, head_dim)
 
     def normalise_(self, heads: torch.Tensor, norm: Norm) -> None:
         assert isinstance(norm, CpuNorm)

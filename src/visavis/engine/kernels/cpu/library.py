@@ -63,6 +63,11 @@ class ModelStruct(Structure):
     ]
 
 
+def _refuse(lacks_memory: int) -> None:
+    if lacks_memory:
+        raise MemoryError("no memory for what the compiled kernels need in this step")
+
+
 _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "workers_new": (c_void_p, [c_int, c_int]),
     "workers_free": (None, [c_void_p]),
@@ -73,14 +78,19 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "product": (None, [c_void_p, POINTER(LinearStruct), c_void_p, c_int64, c_int, c_void_p, c_int64, c_int]),
     "decode_new": (c_void_p, [POINTER(ModelStruct), c_void_p]),
     "decode_free": (None, [c_void_p]),
-    "decode_step": (None, [c_void_p, c_int, *[c_void_p] * 4, c_int, *[c_void_p] * 2]),
-    "decode_attention": (None, [c_void_p, c_int, c_int, c_void_p, c_int64, c_void_p, c_int, *[c_void_p] * 2]),
+    "decode_step": (_refuse, [c_void_p, c_int, *[c_void_p] * 4, c_int, *[c_void_p] * 2]),
+    "decode_attention": (_refuse, [c_void_p, c_int, c_int, c_void_p, c_int64, c_void_p, c_int, *[c_void_p] * 2]),
     "store": (None, [c_void_p, c_int, c_void_p, c_int64, c_int, c_void_p]),
-    "prompt_attention": (None, [c_void_p, c_int, c_void_p, c_int64, c_int, c_int, *[c_void_p] * 2]),
+    "prompt_attention": (_refuse, [c_void_p, c_int, c_void_p, c_int64, c_int, c_int, *[c_void_p] * 2]),
     "prompt_rounds": (c_int, [c_int, c_int]),
     "rms_norm": (None, [c_void_p, c_void_p, c_int64, c_int, c_int, c_int, c_void_p, c_float, c_void_p, c_int64]),
     "rotate": (None, [c_void_p, c_void_p, c_int64, c_int, c_int, c_int, *[c_void_p] * 2]),
     "silu_mul": (None, [c_void_p, c_void_p, c_int, c_int, c_void_p]),
+    "layer_norm": (None, [c_void_p, c_void_p, c_int, c_int, *[c_void_p] * 2, c_float, c_void_p]),
+    "activate": (None, [c_void_p, c_int, c_void_p, c_int64]),
+    "vision_new": (c_void_p, [c_void_p, c_int, c_int]),
+    "vision_free": (None, [c_void_p]),
+    "vision_attention": (_refuse, [c_void_p, *[c_void_p] * 2, c_int, c_void_p]),
     "sizes": (c_int, [c_int]),
 }
 

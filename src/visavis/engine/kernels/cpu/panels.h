@@ -95,16 +95,16 @@ inline vfloat widen(const char* w) {
     else return widen_int8(reinterpret_cast<const int8_t*>(w));
 }
 
-template <int DT>
-inline void widen_pair(const char* w, vfloat& first, vfloat& second) {
+template <int DT, int ODD>
+inline vfloat widen_of_pair(const char* w) {  // the first or the second column of two
     if constexpr (DT == BF16) {
-        const vuint both = *reinterpret_cast<const vuint*>(w), low = both << 16, high = both & 0xffff0000u;
-        first = reinterpret_cast<const vfloat&>(low), second = reinterpret_cast<const vfloat&>(high);
+        const vuint both = *reinterpret_cast<const vuint*>(w), one = ODD ? both & 0xffff0000u : both << 16;
+        return reinterpret_cast<const vfloat&>(one);
     } else {
 #if defined(__AVX512F__)
         const __m512i both = _mm512_cvtepi16_epi32(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(w)));
-        __m512 low = _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(both, 24), 24)), high = _mm512_cvtepi32_ps(_mm512_srai_epi32(both, 8));
-        first = reinterpret_cast<vfloat&>(low), second = reinterpret_cast<vfloat&>(high);
+        __m512 one = _mm512_cvtepi32_ps(_mm512_srai_epi32(ODD ? both : _mm512_slli_epi32(both, 24), ODD ? 8 : 24));
+        return reinterpret_cast<vfloat&>(one);
 #endif
     }
 }
@@ -128,13 +128,12 @@ inline void tile(const Tile& t, const float* x, int64_t ldx) {
     auto pair = [&](int i, int u) {
         const char* w = t.w + int64_t(i) * STEP + 2 * t.part * BYTES;
         fetch_ahead<2 * TILE_WIDTH * BYTES>(w);
-        vfloat first[TILE_VECTORS], second[TILE_VECTORS];
-        for (int v = 0; v < TILE_VECTORS; v++) widen_pair<DT>(w + 2 * v * LANES * BYTES, first[v], second[v]);
-        for (int m = 0; m < M; m++)
-            for (int v = 0; v < TILE_VECTORS; v++) {
-                sum[u][m][v] += first[v] * x[m * ldx + i];
-                sum[(u + 1) % U][m][v] += second[v] * x[m * ldx + i + 1];
-            }
+        unrolled<2>([&](auto odd) __attribute__((always_inline)) {  // one column after the other: registers are few
+            vfloat wide[TILE_VECTORS];
+            for (int v = 0; v < TILE_VECTORS; v++) wide[v] = widen_of_pair<DT, odd>(w + 2 * v * LANES * BYTES);
+            for (int m = 0; m < M; m++)
+                for (int v = 0; v < TILE_VECTORS; v++) sum[(u + odd) % U][m][v] += wide[v] * x[m * ldx + i + odd];
+        });
     };
     int i = 0;
     if constexpr (in_pairs(DT)) {
@@ -277,7 +276,7 @@ void tiles(const Linear& l, int panel, int from, int columns, const Rows& rows, 
                 in_tiles<3, 2, 1>(count, [&]<int M>(int m) { tile_of_int8<M>(at(m), prepared + m * bytes, bytes, l.k); });
             }
         } else if (DT == BF16 && rows.prepared) {
-            in_tiles<12, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1>(count, [&]<int M>(int m) { tile_of_bf16<M>(at(m), prepared + m * bytes, bytes); });
+            in_tiles<12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1>(count, [&]<int M>(int m) { tile_of_bf16<M>(at(m), prepared + m * bytes, bytes); });
         } else {
             auto take = [&]<int M>(int m) { tile<DT, M>(at(m), rows.x + (first + m) * rows.ld + from, rows.ld); };
             if constexpr (MAX_ROWS == 12) in_tiles<12, 8, 6, 4, 3, 2, 1>(count, take);

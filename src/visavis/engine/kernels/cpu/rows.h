@@ -2,8 +2,8 @@
 //
 // bfloat16 weights (AVX512-BF16), from DOT_ROWS vectors on: x rounded to bfloat16, which is what a product in bfloat16 is
 // everywhere else; fewer vectors wait for memory, not for arithmetic, and keep all their bits.
-// int8 weights (AVX512-VNNI): x in fixed point, x = (high + low / 2^15) · step, two int16 and a step for every STEP_BLOCK
-// columns. That keeps 29 bits of a block's largest number, more than float32's sums do.
+// int8 weights (AVX512-VNNI), up to FIXED_ROWS vectors: x in fixed point, x = (high + low / 2^15) · step, two int16 and a
+// step for every STEP_BLOCK columns. No number is off by more than 2^-29 of its block's largest, and sums are exact.
 #pragma once
 
 #include <algorithm>
@@ -30,6 +30,11 @@ struct Rows {
 };
 
 inline bool takes_prepared(int dtype, int count) { return dtype == BF16 ? count >= DOT_ROWS : dtype == INT8 && count <= FIXED_ROWS; }
+
+inline int most_prepared(int dtype, int count) {  // rows that products of up to `count` vectors need at once
+    if (dtype == INT8) return std::min(count, FIXED_ROWS);
+    return takes_prepared(dtype, count) ? count : 0;
+}
 
 inline int pairs_of(int k) { return (k + 1) / 2; }
 inline int64_t row_bytes(int dtype, int k) {  // of a prepared row: whole cache lines
