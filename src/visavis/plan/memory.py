@@ -99,8 +99,8 @@ def vision_activation_bytes(v: VisionShape, patches: int, *, dtype: str, in_plac
     as flash or sdpa: eager attention adds patches² · heads elements on top.
 
     `in_place` is the native engine's tower: queries and keys are rotated where they lie in float32 (7·hidden; 12· in
-    a narrower dtype, which is widened first), quick GELU writes over its input (1·intermediate), and on a CPU memory lies
-    ready for later results (2·hidden more).
+    a narrower dtype, which is widened first), quick GELU writes over its input (1·intermediate), and on a CPU memory
+    lies ready for later results (2·hidden more).
     """
     plain_gelu = v.positions > 0
     rotated, inner, plain = 17, 2 if plain_gelu else 3, 3
