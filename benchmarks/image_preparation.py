@@ -1,6 +1,7 @@
 """A screen of 1920 × 1080 from its file to a tower's patches, step by step, against transformers' image processors.
 
-`python benchmarks/image_preparation.py [--out FILE] [--rounds N] [--threads N]` prints one JSON line a file format.
+    python benchmarks/image_preparation.py [--out result.json] [--rounds N] [--threads N]
+
 Everything runs in this process, in turn, so that all see the same machine; medians over the rounds. The same resize
 bounds for all (1,280 cells of 28²); transformers' processors get the decoded picture, as their users give it.
 "torchvision" is its fast processor: other pixels (its resize rounds otherwise) than the Pillow one, which ours equals
@@ -12,7 +13,6 @@ from __future__ import annotations
 import argparse
 import io
 import json
-import platform
 import statistics
 import sys
 import time
@@ -21,12 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import PIL
 import torch
-import transformers
 from PIL import Image, ImageDraw
 
-import visavis
 from visavis import pixel_kernels
 from visavis.chat.image import decode_bytes
 from visavis.compiling import BuildError
@@ -36,6 +33,7 @@ from visavis.families.resize import resize_pixels, smart_resize
 from visavis.machine import usable_cores
 from visavis.patches import patchify, patchify_in_torch
 from visavis.prompt import PatchRule
+from visavis.report.machine import describe
 
 CELL, MAX_PIXELS = 28, 1280 * 28 * 28
 RULE = PatchRule(14, 2, 2, (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711))
@@ -119,22 +117,9 @@ def pillow_resize(pixels: Any, size: tuple[int, int]) -> Any:
     return np.asarray(Image.fromarray(pixels).resize((size[1], size[0]), Image.Resampling.BICUBIC))
 
 
-def machine() -> dict[str, Any]:
-    try:
-        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
-        processor = next(line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    except (OSError, StopIteration):
-        processor = platform.processor()
-    return {
-        "processor": processor, "cores": usable_cores(), "python": platform.python_version(),
-        "visavis": visavis.__version__, "pillow": PIL.__version__, "numpy": np.__version__,
-        "torch": str(torch.__version__), "transformers": transformers.__version__,
-    }  # fmt: skip
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--out", type=Path, help="append the lines to this file too")
+    parser.add_argument("--out", type=Path, help="where the record goes")
     parser.add_argument("--rounds", type=int, default=15)
     parser.add_argument("--threads", type=int, help="torch's, and at most so many of ours; default: all cores")
     args = parser.parse_args()
@@ -147,6 +132,13 @@ def main() -> None:
     except BuildError as error:
         compiled = str(error)
     theirs = processors()
+    record: dict[str, Any] = {
+        "machine": describe(),
+        "compiled": compiled,
+        "threads": args.threads or usable_cores(),
+        "rounds": args.rounds,
+        "files": [],
+    }
     for kind in ("PNG", "JPEG"):
         data = encoded(screen(), kind)
         one_round(data, theirs)
@@ -157,17 +149,10 @@ def main() -> None:
                 rows.setdefault(name, []).append(value)
         equal = {name: bool(np.array_equal(made["ours"], patches)) for name, patches in made.items() if name != "ours"}
         medians = {name: round(statistics.median(values), 2) for name, values in sorted(rows.items())}
-        line = json.dumps(
-            {
-                "format": kind, "bytes": len(data), "compiled": compiled, "threads": args.threads or usable_cores(),
-                "rounds": args.rounds, "median_ms": medians,
-                "equal_to_ours": equal, "machine": machine(),
-            }
-        )  # fmt: skip
-        print(line, flush=True)
-        if args.out:
-            with args.out.open("a", encoding="utf-8") as file:
-                file.write(line + "\n")
+        record["files"].append({"format": kind, "bytes": len(data), "median_ms": medians, "equal_to_ours": equal})
+    print(json.dumps(record, indent=1))
+    if args.out:
+        args.out.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
 
 
 def limited(threads: int) -> Callable[..., Any]:

@@ -16,6 +16,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+READ_BYTES = 256 << 20
 Ids = list[list[int]]
 Run = Callable[[Ids, int], Ids | None]
 
@@ -184,6 +185,22 @@ def openvino(model: str, dtype: str, threads: int, max_batch: int) -> tuple[Run,
     return run, f"OpenVINO GenAI {library.__version__}"
 
 
+def memory(model: str, dtype: str, threads: int, max_batch: int) -> tuple[Run, str]:
+    """No engine: reads 256 MiB on huge pages, as many times as tokens are asked for."""
+    import torch
+
+    from visavis.engine.kernels.cpu.arena import Arena
+
+    torch.set_num_threads(threads)
+    values = Arena().empty((READ_BYTES // 4,), torch.float32).fill_(1)
+
+    def run(prompts: Ids, tokens: int) -> None:
+        for _ in range(tokens):
+            values.sum()
+
+    return run, f"torch {torch.__version__}: sum over {READ_BYTES >> 20} MiB of float32 on huge pages"
+
+
 ENGINES: dict[str, Callable[[str, str, int, int], tuple[Run, str]]] = {
     "native": native,
     "transformers": transformers,
@@ -191,6 +208,7 @@ ENGINES: dict[str, Callable[[str, str, int, int], tuple[Run, str]]] = {
     "vllm": vllm,
     "llamacpp": llamacpp,
     "openvino": openvino,
+    "memory": memory,
 }
 
 

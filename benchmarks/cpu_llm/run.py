@@ -7,6 +7,7 @@ Each engine sits in a process of its own and stays loaded; only one works at a t
 alternate, so that a noisy moment meets each. Same ids, all prompts different, greedy, fixed length, no prefix caching.
 From outside, alike for all: t(1) = seconds for one token, t(n) = seconds for n.
 
+- read: GB a second that the same threads read from memory, before the "alone" of each round: the ceiling of one request
 - first token: t(1) at 1 prompt of 49 tokens, and of 1000
 - decode: batch · (n - 1) / (t(n) - t(1))     whole: batch · n / t(n)
 
@@ -42,12 +43,14 @@ CONTENDERS = {  # name: engine, dtype, model variant (None: the Hugging Face fol
     "OpenVINO F16": ("openvino", "f16", "F16"),
     "OpenVINO Q8_0": ("openvino", "q8_0", "Q8_0"),
 }
+MEMORY = "memory"  # no contender: what the machine reads a second, in the same rounds
+READ_BYTES, READS = 256 << 20, 16  # as in engines.py
 SHORT, LONG = 49, 1000
 
 
 class Engine:
     def __init__(self, name: str, arguments: argparse.Namespace, pythons: dict[str, str]) -> None:
-        engine, dtype, variant = CONTENDERS[name]
+        engine, dtype, variant = CONTENDERS.get(name, (name, "", None))
         model = arguments.model if variant is None else arguments.gguf / f"model-{variant}.gguf"
         command = [pythons.get(engine, sys.executable), str(HERE / "engines.py"), engine, str(model), dtype]
         environment = {**os.environ, "OMP_NUM_THREADS": str(arguments.threads), "HF_HUB_OFFLINE": "1"}
@@ -126,15 +129,20 @@ def main() -> None:
             record["failed"][name] = str(error)
             print(f"{name}: failed: {error}", file=sys.stderr)
     answers: dict[str, Any] = {}
+    memory = Engine(MEMORY, arguments, pythons)
+    record["read"] = {"how": memory.hello["version"], "gb_per_s": []}
     for number in range(arguments.rounds):
         for what, (count, length, tokens) in work.items():
             same = prompts(count, length)  # new ones each round, the same for all engines
+            if what == "alone":
+                record["read"]["gb_per_s"].append(round(READ_BYTES * READS / memory([], READS)[0] / 1e9, 1))
             for name, engine in list(engines.items()):
                 taken, ids = engine(same, tokens)
                 seconds[name][what].append(taken)
                 if number == 0 and what == "alone":
                     answers[name] = ids
         print(f"round {number + 1} of {arguments.rounds}", file=sys.stderr)
+    memory.close()
     for name, engine in engines.items():
         record["engines"][name] = {**engine.hello, **figures(seconds[name], arguments)}
         record["engines"][name]["first_token_ids"] = answers[name][0][:16] if answers.get(name) else None

@@ -14,6 +14,7 @@ RESULTS = Path(__file__).parents[1] / "results"
 PAGE = Path(__file__).parents[2] / "docs/performance.md"
 BEGIN, END = "<!-- tables: benchmarks/cpu_llm/table.py -->", "<!-- end of the CPU tables -->"
 
+WEIGHT_BYTES = 268_959_744  # SmolLM2-135M in bfloat16: the 134,479,872 numbers that a step multiplies with
 EIGHT_BITS = ("native int8", "llama.cpp Q8_0", "OpenVINO Q8_0")
 NOT_RECORDED = "Not recorded yet: `{}`."
 
@@ -30,6 +31,8 @@ def render() -> str:
         *accuracy(read("int8_accuracy.json")),
         "",
         *start_up(read("start_up.json")),
+        "",
+        *image_preparation(read("image_preparation.json")),
     ]
     return "\n".join(parts)
 
@@ -77,7 +80,27 @@ def engines(record: dict[str, Any] | None) -> list[str]:
         missed += short
     if missed:
         lines += ["", f"Missed: {'; '.join(missed)}."]
-    return lines
+    return [*lines, *ceiling(record)]
+
+
+def ceiling(record: dict[str, Any]) -> list[str]:
+    """What the machine's memory allows one request, from the reads of the same rounds."""
+    rounds = record.get("read", {}).get("gb_per_s", [])
+    native = record["engines"].get("native bf16")
+    if not rounds or native is None:
+        return []
+    tokens, seconds = record["settings"]["tokens"], native["seconds"]
+    pairs = zip(rounds, seconds["alone"], seconds["first token, 49"], strict=True)
+    each = "; ".join(
+        f"{read:.0f} GB/s: {read * 1e9 / WEIGHT_BYTES:.0f} and {(tokens - 1) / (whole - first):.0f}"
+        for read, whole, first in sorted(pairs)
+    )
+    return [
+        "",
+        f"A step of one request reads {WEIGHT_BYTES / 1e6:.0f} MB of bfloat16 weights, so reading bounds its tokens a "
+        f"second. What both cores read in each round ({record['read']['how']}), the tokens a second that this "
+        f"allows, and those of native bf16: {each}.",
+    ]
 
 
 def against_the_best(
@@ -154,6 +177,41 @@ def start_up(record: dict[str, Any] | None) -> list[str]:
         "",
         f"First token: `import torch` + {beyond:.2f} s (aimed at ≤ 1 s: {met}); CPU time "
         f"{record['cpu_over_import_torch']:.2f} × that of `import torch`.",
+    ]
+    return lines
+
+
+def image_preparation(record: dict[str, Any] | None) -> list[str]:
+    if record is None:
+        return [NOT_RECORDED.format("image_preparation.json")]
+    ways = {
+        "visavis": ("ours: decode", "ours: resize", "ours: patches"),
+        "visavis without a compiler": ("ours: decode", "ours, no compiler: resize", "ours, no compiler: patches"),
+    }
+    theirs = ("transformers, Pillow", "transformers, torchvision")
+    lines = [
+        f"**A screen of 1920 × 1080 to a tower's patches**, {machine(record)}: medians of {record['rounds']} rounds in "
+        "turn, ms. transformers' processors are given the decoded picture.",
+        "",
+        "| | file | decode | resize | patches | resize and patches |",
+        "|---|---|---|---|---|---|",
+    ]
+    slower = []
+    for file in record["files"]:
+        ms = file["median_ms"]
+        for name, parts in ways.items():
+            steps = [ms[part] for part in parts]
+            values = " | ".join(f"{value:.1f}" for value in (*steps, steps[1] + steps[2]))
+            lines.append(f"| {name} | {file['format']} | {values} |")
+        for name in theirs:
+            if (whole := ms.get(f"{name}: resize and patches")) is not None:
+                lines.append(f"| {name} | {file['format']} | {ms['Pillow: decode']:.1f} | | | {whole:.1f} |")
+                slower += [f"{name}, {file['format']}"] if ms["ours: resize and patches"] > whole else []
+    equal = all(file["equal_to_ours"].get("transformers, Pillow") for file in record["files"])
+    lines += [
+        "",
+        f"Aimed at: no slower than transformers: {'**missed**: ' + '; '.join(slower) if slower else 'met'}. "
+        f"{'The patches equal those of its Pillow processor bit for bit.' if equal else ''}",
     ]
     return lines
 

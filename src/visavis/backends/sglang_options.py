@@ -8,7 +8,7 @@ from typing import Any
 
 from visavis.backends.option_map import check_extra, refuse, refuse_sampling
 from visavis.backends.options import EngineOptions
-from visavis.errors import OptionError
+from visavis.errors import OptionError, shorten
 from visavis.sampling import ResolvedSampling
 
 __all__ = ["SAMPLING", "engine_arguments", "environment", "sampling_arguments"]
@@ -43,9 +43,19 @@ OURS = {
 }
 
 
+EMBEDDING_CACHE = "mm_embedding_cache_mb"
+"""An option of ours for what SGLang takes from a variable: MB of image embeddings kept for images seen again, 100 where
+nothing is said; 0: none."""
+
+
 def environment(options: EngineOptions, *, cpu: bool) -> dict[str, str]:
-    """Variables that must be set before SGLang is imported."""
+    """Variables that must be set before SGLang is imported. Raises OptionError."""
     found = {"SGLANG_RETURN_ORIGINAL_LOGPROB": "1"}  # log-probabilities before temperature
+    kept = next((v for k, v in options.extra.items() if k.replace("-", "_") == EMBEDDING_CACHE), None)
+    if kept is not None:
+        if isinstance(kept, bool) or not isinstance(kept, int) or kept < 0:
+            raise OptionError(f"sglang.{EMBEDDING_CACHE} {shorten(repr(kept))} is no number of MB; give 0 or more")
+        found["SGLANG_VLM_CACHE_SIZE_MB"] = str(kept)
     if cpu:
         found["SGLANG_USE_CPU_ENGINE"] = "1"
         if options.threads is not None:
@@ -89,7 +99,8 @@ def engine_arguments(options: EngineOptions, model: str, known: Collection[str],
         arguments["base_gpu_id"] = int(options.device.removeprefix("cuda:"))
     if cpu:
         arguments["attention_backend"] = "torch_native"
-    own = check_extra("sglang", options.extra, known, OURS)
+    own = check_extra("sglang", options.extra, {*known, EMBEDDING_CACHE}, OURS)
+    own.pop(EMBEDDING_CACHE, None)
     if options.limit_per_prompt is not None and "limit_mm_data_per_request" in own:
         raise OptionError("sglang.limit_mm_data_per_request and limit_per_prompt say the same; give one of them")
     return arguments | own

@@ -13,7 +13,7 @@ __all__ = ["CACHES_OFF", "switch_off"]
 CACHES_OFF: dict[str, dict[str, Any]] = {
     # Only with both off does vLLM also stop using an image's embedding again.
     "vllm": {"enable_prefix_caching": False, "mm_processor_cache_gb": 0},
-    "sglang": {"disable_radix_cache": True},
+    "sglang": {"disable_radix_cache": True, "mm_embedding_cache_mb": 0},
     "native": {"enable_prefix_caching": False, "encoder_cache_bytes": 0},
 }
 """With them a prompt asked again would cost nothing, and of a new one not its beginning, which the template gives to

@@ -194,3 +194,15 @@ def test_an_option_for_a_backend_that_is_not_used_is_refused() -> None:
 
     with pytest.raises(OptionError, match=r"'vllm\.block_size' is for backend 'vllm', and only fake is used here"):
         visavis.load(None, "fake", extra={"vllm.block_size": 16})
+
+
+def test_what_sglang_keeps_of_images_is_a_variable_of_its_own() -> None:
+    given = EngineOptions(extra={"mm-embedding-cache-mb": 0, "disable_radix_cache": True})
+    assert sglang_options.environment(given, cpu=True)["SGLANG_VLM_CACHE_SIZE_MB"] == "0"
+    assert "SGLANG_VLM_CACHE_SIZE_MB" not in sglang_options.environment(EngineOptions(), cpu=True)
+    told = sglang_options.engine_arguments(given, "/m", SGLANG_KNOWN, cpu=True)
+    assert told["disable_radix_cache"] is True
+    assert "mm_embedding_cache_mb" not in told
+    for wrong in (-1, "many", True, 1.5):
+        with pytest.raises(OptionError, match=r"sglang\.mm_embedding_cache_mb .* give 0 or more"):
+            sglang_options.environment(EngineOptions(extra={"mm_embedding_cache_mb": wrong}), cpu=True)
