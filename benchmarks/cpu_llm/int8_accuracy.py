@@ -253,7 +253,7 @@ def report(record: dict[str, Any]) -> None:
 def parse() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, required=True, help="Hugging Face folder of a text model")
-    parser.add_argument("--native", nargs="+", default=["float32", "bfloat16", "int8"], metavar="KIND",
+    parser.add_argument("--native", nargs="+", default=["float32", "bfloat16", "int8", "int4"], metavar="KIND",
                         help="dtypes or quantizations of the native engine")  # fmt: skip
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--windows", type=int, default=8, help="of the positions at which logits are compared")

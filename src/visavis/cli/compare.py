@@ -124,8 +124,7 @@ def run(args: Namespace) -> int:
         notes=decided,
         command=shlex.join(["visavis", *args.argv]),
     )
-    names = tuple(setup.name for setup in setups)
-    _print_before(args, output, names, cases, family.folder.name, first_image)
+    _print_before(args, output, setups, cases, family.folder.name, first_image)
     with output.only_ours(), progress_display(output) as say:
         result = compare(plan, cases, SetupOpener(args.model, options, chosen.python).open, say)
     _write_files(args, result, cases, output)
@@ -182,7 +181,7 @@ def _write_files(args: Namespace, result: Comparison, cases: list[Case], output:
 
 
 def _print_before(
-    args: Namespace, output: Output, backends: tuple[str, ...], cases: list[Case], model: str, image: Any
+    args: Namespace, output: Output, setups: tuple[Setup, ...], cases: list[Case], model: str, image: Any
 ) -> None:
     if output.quiet and output.json:
         return
@@ -191,7 +190,12 @@ def _print_before(
 
     console = output.console()
     asked = sampling_params(args).asked()
-    settings = ", ".join([*([] if asked.get("temperature") else ["greedy"]), *(f"{k} {v}" for k, v in asked.items())])
+    own = [s.name for s in setups if s.generation_config or (s.sampling.temperature and "temperature" in s.said)]
+    greedy = "greedy" + (f" but for {', '.join(own)}" if own else "")
+    words = [*([] if asked.get("temperature") else [greedy]), *(f"{k} {v}" for k, v in asked.items())]
+    if len(own) == len(setups):  # each says what it is asked with
+        words = words[1:] if words[0] == greedy else words
+    backends, settings = tuple(setup.name for setup in setups), ", ".join(words)
     print_header(console, model=model, backends=backends, prompts=len(cases), machine=describe(), settings=settings)
     in_colour = console.is_terminal and console.color_system is not None and not console.no_color
     if image is not None and (in_colour if args.picture is None else args.picture):

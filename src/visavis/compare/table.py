@@ -27,7 +27,8 @@ def print_header(
     """What is compared, on what machine, with what settings."""
     names = " and ".join(backends) if len(backends) < 3 else f"{', '.join(backends[:-1])} and {backends[-1]}"
     verb = "answers" if len(backends) == 1 else "answer"
-    console.print(f"[bold]{names}[/bold] {verb} {_count(prompts, 'prompt')} with {model} · {settings}", highlight=False)
+    asked = f" · {settings}" if settings else ""
+    console.print(f"[bold]{names}[/bold] {verb} {_count(prompts, 'prompt')} with {model}{asked}", highlight=False)
     console.print(f"[dim]{one_line(machine)}[/dim]", highlight=False)
 
 

@@ -164,3 +164,19 @@ def test_an_interpreter_for_one_name_by_flag_or_in_its_table(cli: Cli, tmp_path:
     assert by_name(table.json)["b"]["own"] == {}
     unknown = cli("compare", *ASKED, "--backends", "a=fake", "--python", "c=/no/python")
     assert "'c' is not used here; a, fake" in unknown.complaint
+
+
+@pytest.mark.parametrize(
+    ("own", "said"),
+    [
+        ([], " · greedy"),
+        (["b.temperature=0.7"], " · greedy but for b"),
+        (["a.temperature=0.5", "b.temperature=0.7"], ""),
+        (["b.temperature=0"], " · greedy"),
+    ],
+)
+def test_the_first_line_calls_greedy_only_what_is(cli: Cli, own: list[str], said: str) -> None:
+    options = [word for setting in own for word in ("--set", setting)]
+    done = cli("compare", *ASKED, "--backends", "a=fake,b=fake", *options)
+    assert done.code == 0, done.err
+    assert done.out.splitlines()[0] == f"a and b answer 1 prompt with tiny-screen{said}"
