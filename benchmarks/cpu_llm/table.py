@@ -143,9 +143,10 @@ def accuracy(record: dict[str, Any] | None) -> list[str]:
         "|---|---|---|---|---|---|---|---|",
     ]
     for name, row in others:
+        divergence = max(row["kl_mean"], 0) + 0.0  # no -0
         change = row["perplexity"] / reference[1]["perplexity"] - 1
         lines.append(
-            f"| {name} | {row['logit_error_mean']:.2%} | {row['logit_error_max']:.2%} | {max(row['kl_mean'], 0):.5f} | "
+            f"| {name} | {row['logit_error_mean']:.2%} | {row['logit_error_max']:.2%} | {divergence:.5f} | "
             f"{row['top1_same']:.1%} | {row['answers_exact']} of {row['answers']} | "
             f"{row['tokens_before_a_difference']:.0%} | {row['perplexity']:.3f} ({change:+.2%}) |"
         )

@@ -54,7 +54,7 @@ def environment(options: EngineOptions, *, cpu: bool) -> dict[str, str]:
     kept = next((v for k, v in options.extra.items() if k.replace("-", "_") == EMBEDDING_CACHE), None)
     if kept is not None:
         if isinstance(kept, bool) or not isinstance(kept, int) or kept < 0:
-            raise OptionError(f"sglang.{EMBEDDING_CACHE} {shorten(repr(kept))} is no number of MB; give 0 or more")
+            raise OptionError(f"sglang.{EMBEDDING_CACHE} {shorten(kept)} is no number of MB; give 0 or more")
         found["SGLANG_VLM_CACHE_SIZE_MB"] = str(kept)
     if cpu:
         found["SGLANG_USE_CPU_ENGINE"] = "1"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import os
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -88,6 +89,7 @@ class NativeEngine:
         self.model_config = c = config_of_one(whole, ranks, self.settings.scheme)
         # Not more threads than may run, unless the user says so: torch counts the machine's cores, not a container's.
         threads = self.settings.threads or min(torch.get_num_threads(), max(usable_cores() // ranks, 1))
+        _refuse_fork(threads)
         if threads != torch.get_num_threads():
             torch.set_num_threads(threads)
         if self.settings.scheme is not None and self.settings.scheme.is_checkpoint:
@@ -324,6 +326,21 @@ class NativeEngine:
     def _check_open(self) -> None:
         if self._closed:
             raise BackendError("the engine is closed")
+
+
+_process: int | None = None  # that loaded an engine first
+
+
+def _refuse_fork(threads: int) -> None:
+    """OpenMP's threads stay behind in a fork, and its next parallel loop waits for them for ever."""
+    global _process
+    if _process is None:
+        _process = os.getpid()
+    elif _process != os.getpid() and threads > 1:
+        raise BackendError(
+            "this process was forked from one that had loaded an engine, and torch's threads did not come along; "
+            "start it by spawn, or load with threads=1"
+        )
 
 
 def _lead(folder: Path | str, config: ModelConfig, settings: EngineSettings, threads: int) -> Communicator:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import threading
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,6 +16,7 @@ from tests.engines.native.reference import Reference
 from visavis.engine import engine as engine_module
 from visavis.engine.kernels.cpu.build import BuildError, find_library
 from visavis.engine.kernels.torch_threads import TorchThreads
+from visavis.errors import BackendError
 
 pytestmark = pytest.mark.engines
 
@@ -100,3 +103,29 @@ def test_other_threads_and_what_comes_after_an_error_have_all_of_them(two_thread
     other.start()
     other.join()
     assert seen == [1, 2, 2, 2, 2]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
+def test_a_forked_child_is_told_to_be_spawned_where_loading_would_hang(reference: Callable[..., Reference]) -> None:
+    ref = reference("qwen2", tied=False)
+    make_engine(ref, device="cpu", threads=2).close()
+    child = os.fork()
+    if child == 0:
+        code = 9
+        try:
+            make_engine(ref, device="cpu", threads=1).close()
+            make_engine(ref, device="cpu", threads=2)
+        except BackendError as error:
+            code = 7 if "spawn" in str(error) else 8
+        finally:
+            os._exit(code)
+    until = time.monotonic() + 60
+    while time.monotonic() < until:
+        ended, status = os.waitpid(child, os.WNOHANG)
+        if ended:
+            assert os.waitstatus_to_exitcode(status) == 7
+            return
+        time.sleep(0.05)
+    os.kill(child, 9)
+    os.waitpid(child, 0)
+    pytest.fail("the child hung")

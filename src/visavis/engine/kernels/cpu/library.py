@@ -135,7 +135,9 @@ class Workers:
     def check(self) -> None:
         """Raises where a job would find no threads."""
         if not self.here:  # its threads stayed in the parent: a job would wait for them for ever
-            raise BackendError("the engine was loaded before this process was forked; load it in the child, or spawn")
+            raise BackendError(
+                "the engine was loaded before this process was forked; start the child by spawn, and load it there"
+            )
         if self._handle is None:
             raise BackendError("the engine is closed")
 
