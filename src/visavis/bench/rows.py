@@ -189,6 +189,11 @@ def _mark(row: Row, bench: Bench) -> None:
             f"reads {row.read_share:.0%} of what the memory gave: the weights fit into a cache, or the ceiling was "
             "measured while other work was running"
         )
+    if row.flops_share is not None and row.flops_share > _ABOVE:
+        row.marks.append(
+            f"computes {row.flops_share:.0%} of what torch's product of two matrices gave: the engine's own are faster "
+            "here, or the ceiling was measured while other work was running"
+        )
     chunk = row.tokens_per_delivery
     if chunk is not None and chunk >= _CHUNK:
         row.marks.append(f"answers in chunks of {chunk:.3g} tokens: ITL is per chunk, TPOT per token")

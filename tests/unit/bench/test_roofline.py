@@ -67,6 +67,7 @@ def test_more_than_the_memory_gives_is_marked_as_what_it_is(rig: Rig) -> None:
     plan, cells = rig.plan(), rig.cells()
     bench = rig.new(plan, cells)
     bench.model_shape = describe(QWEN2_5_1_5B)
-    bench.ceiling = {"read_bytes_per_s": 1e9, "matmul_flops_per_s": {}}
+    bench.ceiling = {"read_bytes_per_s": 1e9, "matmul_flops_per_s": {"bfloat16": 1e10}}
     row = only_row(rig.run(plan, cells, bench))
     assert any("weights fit into a cache, or the ceiling" in mark for mark in row.marks)
+    assert any("of what torch's product of two matrices gave" in mark for mark in row.marks)
