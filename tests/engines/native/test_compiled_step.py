@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 import torch
 
+from tests.engines.native.compiled import need_compiled_kernels
 from visavis.engine.kernels.base import AttentionRow, StepLayout
 from visavis.engine.kernels.cpu.arena import Arena
-from visavis.engine.kernels.cpu.build import BuildError, find_library
 from visavis.engine.kernels.cpu.decode_step import CpuDecodeStep, unsupported
 from visavis.engine.kernels.cpu.kernels import CpuKernels
 from visavis.engine.kernels.cpu.library import TYPES, Workers, library
@@ -27,10 +27,7 @@ from visavis.engine.model_config import ModelConfig
 
 pytestmark = pytest.mark.engines
 
-try:
-    find_library()
-except BuildError as error:
-    pytest.skip(f"no compiled CPU kernels here: {error}", allow_module_level=True)
+need_compiled_kernels()
 
 
 def _config(heads: int, kv_heads: int, head_dim: int, hidden: int, intermediate: int, qk_norm: bool) -> ModelConfig:

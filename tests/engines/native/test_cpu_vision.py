@@ -6,18 +6,15 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from tests.engines.native.compiled import need_compiled_kernels
 from visavis.engine.kernels.base import Rotation
-from visavis.engine.kernels.cpu.build import BuildError, find_library
 from visavis.engine.kernels.cpu.kernels import CpuKernels
 from visavis.engine.kernels.vision import VisionOps
 from visavis.engine.models.vision_layout import Run
 
 pytestmark = pytest.mark.engines
 
-try:
-    find_library()
-except BuildError as error:
-    pytest.skip(f"no compiled CPU kernels here: {error}", allow_module_level=True)
+need_compiled_kernels()
 
 
 @pytest.fixture

@@ -9,19 +9,16 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from tests.engines.native.compiled import need_compiled_kernels
 from tests.engines.native.drive import forced_logits, greedy, make_engine
 from tests.engines.native.reference import Reference, Tally
 from visavis.engine.kernels.cpu.arena import Arena
-from visavis.engine.kernels.cpu.build import BuildError, find_library
 from visavis.engine.kernels.cpu.library import Workers, library
 from visavis.engine.kernels.cpu.packed import PANEL, PackedWeight, padded
 
 pytestmark = pytest.mark.engines
 
-try:
-    find_library()
-except BuildError as error:
-    pytest.skip(f"no compiled CPU kernels here: {error}", allow_module_level=True)
+need_compiled_kernels()
 
 
 def test_panels_are_as_wide_here_as_in_the_library() -> None:

@@ -5,16 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from tests.engines.native.compiled import need_compiled_kernels
 from visavis.engine.kernels.base import Rotation
-from visavis.engine.kernels.cpu.build import BuildError, find_library
 from visavis.engine.kernels.cpu.kernels import CpuKernels
 
 pytestmark = pytest.mark.engines
 
-try:
-    find_library()
-except BuildError as error:
-    pytest.skip(f"no compiled CPU kernels here: {error}", allow_module_level=True)
+need_compiled_kernels()
 
 
 @pytest.mark.parametrize("rows", [1, 3, 49, 700])

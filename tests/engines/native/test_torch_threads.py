@@ -11,19 +11,16 @@ from typing import Any
 import pytest
 import torch
 
+from tests.engines.native.compiled import need_compiled_kernels
 from tests.engines.native.drive import greedy, make_engine
 from tests.engines.native.reference import Reference
 from visavis.engine import engine as engine_module
-from visavis.engine.kernels.cpu.build import BuildError, find_library
 from visavis.engine.kernels.torch_threads import TorchThreads
 from visavis.errors import BackendError
 
 pytestmark = pytest.mark.engines
 
-try:
-    find_library()
-except BuildError as error:
-    pytest.skip(f"no compiled CPU kernels here: {error}", allow_module_level=True)
+need_compiled_kernels()
 
 
 @pytest.fixture
