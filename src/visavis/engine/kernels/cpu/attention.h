@@ -4,6 +4,7 @@
 #include <algorithm>
 
 #include "model.h"
+#include "panels.h"
 #include "simd.h"
 
 constexpr int CHUNK = 256;  // positions a task reads; longer contexts are split and merged
@@ -52,24 +53,25 @@ inline void rope_head(float* x, const float* norm, float eps, const float* cos, 
     }
 }
 
-// Keys against the `group` query heads of one key head: scores of `n` positions whose keys begin at `at`. WIDTH is the
-// head size in vectors where the compiler knows it, else 0. A vector of positions is summed at once.
-template <int KV, int WIDTH>
-void score(const Model& m, const void* k_cache, const float* q, const int64_t* at, int n, float* scores) {
-    const int width = WIDTH ? WIDTH : m.head_dim / LANES, group = m.heads / m.kv_heads;
+// Keys against HEADS query heads: scores of `n` positions whose keys begin at `at`. WIDTH is the head size in vectors
+// where the compiler knows it, else 0. A vector of positions is summed at once; their values are on their way meanwhile.
+template <int KV, int WIDTH, int HEADS>
+void score(const Model& m, const Layer& layer, const float* q, const int64_t* at, int n, float* scores) {
+    const int width = WIDTH ? WIDTH : m.head_dim / LANES;
     for (int i = 0; i < n; i += LANES) {
-        for (int j = 0; j < LANES; j++) fetch<KV, WIDTH>(k_cache, at[std::min(i + LANES + j, n - 1)], m.head_dim);
-        for (int g = 0; g < group; g++) {
-            vfloat sums[LANES];
-            for (int j = 0; j < LANES; j++) {
-                int64_t place = at[std::min(i + j, n - 1)];
-                vfloat sum = {};
-                for (int v = 0; v < width; v++)
-                    sum += load(q + (g * width + v) * LANES) * load_kv<KV>(k_cache, place + v * LANES);
-                sums[j] = sum;
+        vfloat sums[HEADS][LANES];
+        for (int j = 0; j < LANES; j++) {
+            const int64_t place = at[std::min(i + j, n - 1)];
+            fetch<KV, WIDTH>(layer.k_cache, at[std::min(i + LANES + j, n - 1)], m.head_dim);
+            fetch<KV, WIDTH>(layer.v_cache, place, m.head_dim);
+            vfloat sum[HEADS] = {};
+            for (int v = 0; v < width; v++) {
+                const vfloat key = load_kv<KV>(layer.k_cache, place + v * LANES);
+                for (int h = 0; h < HEADS; h++) sum[h] += load(q + (h * width + v) * LANES) * key;
             }
-            store(scores + g * CHUNK + i, sum_lanes<LANES, LANES>(sums) * m.scale);
+            for (int h = 0; h < HEADS; h++) sums[h][j] = sum[h];
         }
+        for (int h = 0; h < HEADS; h++) store(scores + h * CHUNK + i, sum_lanes<LANES, LANES>(sums[h]) * m.scale);
     }
 }
 
@@ -77,13 +79,11 @@ void score(const Model& m, const void* k_cache, const float* q, const int64_t* a
 template <int KV, int WIDTH, int HEADS>
 void mix(const void* v_cache, const int64_t* at, int n, const float* weights, float* out) {
     vfloat acc[HEADS][WIDTH] = {};
-    for (int i = 0; i < n; i++) {
-        fetch<KV, WIDTH>(v_cache, at[std::min(i + 12, n - 1)], WIDTH * LANES);
+    for (int i = 0; i < n; i++)
         for (int v = 0; v < WIDTH; v++) {
             vfloat value = load_kv<KV>(v_cache, at[i] + v * LANES);
             for (int h = 0; h < HEADS; h++) acc[h][v] += value * weights[h * CHUNK + i];
         }
-    }
     for (int h = 0; h < HEADS; h++)
         for (int v = 0; v < WIDTH; v++) store(out + (h * WIDTH + v) * LANES, acc[h][v]);
 }
@@ -91,14 +91,31 @@ void mix(const void* v_cache, const int64_t* at, int n, const float* weights, fl
 template <int KV, int WIDTH>
 void mix_all(const Model& m, const void* v_cache, const int64_t* at, int n, const float* weights, float* out) {
     const int d = m.head_dim, group = m.heads / m.kv_heads;
-    int g = 0;
     if constexpr (WIDTH) {
-        for (; g + 2 <= group; g += 2) mix<KV, WIDTH, 2>(v_cache, at, n, weights + g * CHUNK, out + g * d);
-        for (; g < group; g++) mix<KV, WIDTH, 1>(v_cache, at, n, weights + g * CHUNK, out + g * d);
+        auto some = [&]<int HEADS>(int g) { mix<KV, WIDTH, HEADS>(v_cache, at, n, weights + g * CHUNK, out + g * d); };
+        if constexpr (LANES == 16 && WIDTH <= 4) in_tiles<4, 3, 2, 1>(group, some);
+        else in_tiles<2, 1>(group, some);
     } else {
-        for (; g < group; g++)
+        for (int g = 0; g < group; g++)
             for (int v = 0; v < d; v += LANES) mix<KV, 1, 1>(static_cast<const char*>(v_cache) + v * (KV == F32 ? 4 : 2), at, n, weights + g * CHUNK, out + g * d + v);
     }
+}
+
+// Scores of n positions → their weights, up to whole vectors: exp(score - max), and the sum of them.
+inline void soften(float* s, int n, float* max, float* sum) {
+    for (int i = n; i < (n + LANES - 1) / LANES * LANES; i++) s[i] = -INFINITY;
+    vfloat top = load(s), total = {};
+    for (int i = LANES; i < n; i += LANES) top = load(s + i) > top ? load(s + i) : top;
+    float most = top[0];
+    for (int j = 1; j < LANES; j++) most = std::max(most, top[j]);
+    for (int i = 0; i < n; i += LANES) {
+        vfloat e = vexp(load(s + i) - most);
+        if (i + LANES > n) for (int j = n - i; j < LANES; j++) e[j] = 0;
+        store(s + i, e);
+        total += e;
+    }
+    *max = most;
+    *sum = hsum(total);
 }
 
 template <int KV, int WIDTH>
@@ -107,22 +124,8 @@ void attend(const Model& m, const Layer& layer, const float* q, int kv_head, con
     const int group = m.heads / m.kv_heads, n = end - begin;
     int64_t at[CHUNK];
     addresses(m, table, begin, end, kv_head, at);
-    score<KV, WIDTH>(m, layer.k_cache, q, at, n, scores);
-    for (int g = 0; g < group; g++) {
-        float* s = scores + g * CHUNK;
-        float top = s[0];
-        for (int i = 1; i < n; i++) top = std::max(top, s[i]);
-        for (int i = n; i < (n + LANES - 1) / LANES * LANES; i++) s[i] = -INFINITY;
-        vfloat total = {};
-        for (int i = 0; i < n; i += LANES) {
-            vfloat e = vexp(load(s + i) - top);
-            if (i + LANES > n) for (int j = n - i; j < LANES; j++) e[j] = 0;
-            store(s + i, e);
-            total += e;
-        }
-        out.max[g] = top;
-        out.sum[g] = hsum(total);
-    }
+    in_tiles<4, 3, 2, 1>(group, [&]<int HEADS>(int g) { score<KV, WIDTH, HEADS>(m, layer, q + g * m.head_dim, at, n, scores + g * CHUNK); });
+    for (int g = 0; g < group; g++) soften(scores + g * CHUNK, n, &out.max[g], &out.sum[g]);
     mix_all<KV, WIDTH>(m, layer.v_cache, at, n, scores, out.acc);
 }
 

@@ -53,7 +53,7 @@ class Stepper {
             }
         };
         auto call = [this](int t, int phase, int chunk) { work(t, phase, chunk); };
-        workers.run(m.num_layers * PER_LAYER + 1, chunks, call);
+        workers.run(m.num_layers * PER_LAYER + 1, chunks, call, Share::STRETCHES);
     }
 
     // The attention of one layer alone: queries (batch, …) rotated, `stride` apart; the cache has the new keys and values

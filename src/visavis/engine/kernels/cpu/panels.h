@@ -19,7 +19,7 @@ constexpr int MAX_ROWS = LANES == 16 ? 12 : 6;              // vectors a tile mu
 constexpr int TILE_VECTORS = LANES == 4 ? 4 : 2;            // of a panel's column, that a tile takes
 constexpr int TILE_WIDTH = TILE_VECTORS * LANES;            // outputs of a tile
 constexpr int K_BLOCK = 2048;                               // columns after which many vectors begin anew: a panel stays in L2
-constexpr int FETCH_AHEAD = 16384;                           // bytes; far enough that multiplying hides the memory behind it
+constexpr int FETCH_AHEAD = 8192;  // bytes; far enough that multiplying hides the memory behind it
 constexpr int GROUP_PANELS = 4;                             // panels whose outputs are written side by side
 
 inline int num_panels(int n) { return (n + PANEL - 1) / PANEL; }

@@ -20,40 +20,38 @@ inline void relax() {
 #endif
 }
 
+// Who takes the chunks of a phase: any thread the next one, or each thread those of its own stretch, so that it reads
+// memory in one go, and then what others have not begun.
+enum class Share : uint64_t { ANY, STRETCHES };
+
 // Phases of a step, done one after the other by whichever threads come. A phase is a number of chunks; a thread claims
 // the next one, and the phase is over when all are done, not when all threads have come by. Tickets and numbers of
 // chunks carry the step they belong to, so a thread that wakes late finds that its step is over and touches nothing.
 class Phases {
   public:
-    explicit Phases(int most) : phases_(most) {}
-    void set(uint32_t step, int phase, int chunks) {
-        phases_[phase].chunks.store(uint64_t(step) << 32 | uint32_t(chunks), std::memory_order_relaxed);
+    Phases(int most, int threads) : threads_(threads), phases_(most), tickets_(size_t(most) * threads) {}
+    void set(uint32_t step, int phase, int chunks, Share share) {
+        phases_[phase].chunks.store(uint64_t(step) << 32 | uint64_t(share) << 31 | uint32_t(chunks), std::memory_order_relaxed);
     }
     void open(uint32_t step, int count) {
         count_.store(count, std::memory_order_relaxed);
-        for (int i = 0; i < count; i++) {
-            Phase& p = phases_[i];
-            p.done.store(uint64_t(step) << 32, std::memory_order_relaxed);
-            p.ticket.store(uint64_t(step) << 32, std::memory_order_release);
-        }
+        for (int i = 0; i < count; i++) phases_[i].done.store(uint64_t(step) << 32, std::memory_order_release);
     }
     template <class F>
-    void work(uint32_t step, F&& f) {  // f(phase, chunk)
+    void work(uint32_t step, int thread, F&& f) {  // f(phase, chunk)
         for (int i = 0; i < count_.load(std::memory_order_relaxed); i++) {
             Phase& p = phases_[i];
-            for (uint64_t ticket = p.ticket.load(std::memory_order_acquire);;) {
-                const uint64_t chunks = p.chunks.load(std::memory_order_acquire);
-                if (uint32_t(ticket >> 32) != step || uint32_t(chunks >> 32) != step) return;
-                if (ticket >= chunks) break;
-                if (!p.ticket.compare_exchange_weak(ticket, ticket + 1, std::memory_order_acq_rel, std::memory_order_acquire)) continue;
-                f(i, int(uint32_t(ticket)));
-                p.done.fetch_add(1, std::memory_order_release);
-                ticket = p.ticket.load(std::memory_order_acquire);
-            }
+            const int stretches = stretches_of(p.chunks.load(std::memory_order_acquire));
+            for (int n = 0; n < stretches; n++)
+                for (int chunk; (chunk = claim(step, i, (thread + n) % stretches)) != NONE;) {
+                    if (chunk == OVER) return;
+                    f(i, chunk);
+                    p.done.fetch_add(1, std::memory_order_release);
+                }
             for (int spins = 0;; spins++) {
                 uint64_t done = p.done.load(std::memory_order_acquire);
                 if (uint32_t(done >> 32) != step) return;
-                if (done >= p.chunks.load(std::memory_order_relaxed)) break;
+                if (uint32_t(done) >= number(p.chunks.load(std::memory_order_relaxed))) break;
                 if (spins < 500) relax();
                 else std::this_thread::yield();
             }
@@ -61,12 +59,36 @@ class Phases {
     }
 
   private:
+    enum { NONE = -1, OVER = -2 };
     struct Phase {
-        alignas(64) std::atomic<uint64_t> ticket{0};  // step << 32 | next chunk
-        alignas(64) std::atomic<uint64_t> done{0};    // step << 32 | chunks done
-        std::atomic<uint64_t> chunks{0};              // step << 32 | chunks
+        alignas(64) std::atomic<uint64_t> done{0};  // step << 32 | chunks done
+        std::atomic<uint64_t> chunks{0};            // step << 32 | share << 31 | chunks
     };
+    struct Ticket {
+        alignas(64) std::atomic<uint64_t> next{0};  // step << 32 | chunks given out; of another step: none yet
+    };
+
+    static uint32_t number(uint64_t chunks) { return uint32_t(chunks) & 0x7fffffffu; }
+    int stretches_of(uint64_t chunks) const { return Share(chunks >> 31 & 1) == Share::ANY ? 1 : threads_; }
+
+    int claim(uint32_t step, int phase, int stretch) {  // the next chunk of a stretch
+        std::atomic<uint64_t>& next = tickets_[size_t(phase) * threads_ + stretch].next;
+        for (uint64_t ticket = next.load(std::memory_order_acquire);;) {
+            // Read after the ticket: a ticket of a later step comes with that step's number of chunks.
+            const uint64_t chunks = phases_[phase].chunks.load(std::memory_order_acquire);
+            if (uint32_t(chunks >> 32) != step) return OVER;
+            const int64_t count = number(chunks), stretches = stretches_of(chunks);
+            const int begin = count * stretch / stretches, end = count * (stretch + 1) / stretches;
+            const int given = uint32_t(ticket >> 32) == step ? int(uint32_t(ticket)) : 0;
+            if (begin + given >= end) return NONE;
+            const uint64_t taken = uint64_t(step) << 32 | uint32_t(given + 1);
+            if (next.compare_exchange_weak(ticket, taken, std::memory_order_acq_rel, std::memory_order_acquire)) return begin + given;
+        }
+    }
+
+    const int threads_;
     std::vector<Phase> phases_;
+    std::vector<Ticket> tickets_;  // (phases, threads)
     std::atomic<int> count_{0};
 };
 
@@ -95,7 +117,7 @@ class Buffer {
 // The caller's thread and others that help it, for one job after the other.
 class Workers {
   public:
-    Workers(int threads, int most_phases) : threads_(threads), phases_(most_phases) {
+    Workers(int threads, int most_phases) : threads_(threads), phases_(most_phases, threads) {
         try {
             for (int t = 1; t < threads; t++) helpers_.emplace_back([this, t] { help(t); });
         } catch (...) {  // the process may have no more threads: end the ones there are
@@ -110,10 +132,10 @@ class Workers {
 
     // Does every chunk of `count` phases, whose numbers of chunks `chunks(phase)` says: call(thread, phase, chunk).
     template <class Chunks, class F>
-    void run(int count, Chunks chunks, F& call) {
+    void run(int count, Chunks chunks, F& call, Share share = Share::ANY) {
         uint32_t step = step_.load(std::memory_order_relaxed) + 1;
         if (step == 0) step = 1;
-        for (int i = 0; i < count; i++) phases_.set(step, i, chunks(i));
+        for (int i = 0; i < count; i++) phases_.set(step, i, chunks(i), share);
         call_ = [](void* self, int t, int phase, int chunk) { (*static_cast<F*>(self))(t, phase, chunk); };
         job_ = &call;
         phases_.open(step, count);
@@ -124,7 +146,7 @@ class Workers {
 
   private:
     void work(int t, uint32_t step) {
-        phases_.work(step, [&](int phase, int chunk) { call_(job_, t, phase, chunk); });
+        phases_.work(step, t, [&](int phase, int chunk) { call_(job_, t, phase, chunk); });
     }
     void stop() {
         { std::lock_guard<std::mutex> lock(mutex_); stop_ = true; }
