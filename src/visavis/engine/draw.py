@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 import torch
 
-__all__ = ["DrawRules", "Drawer", "greedy"]
+__all__ = ["DrawRules", "Drawer", "greedy", "greedy_and_totals"]
 
 BLOCK = 256
 """Weights are summed in blocks of this many, then one block is searched: nothing is cumulated over a vocabulary."""
@@ -57,6 +57,12 @@ def greedy(logits: torch.Tensor) -> torch.Tensor:
     start = best.argmax(-1, keepdim=True) * BLOCK
     inside = (start + torch.arange(BLOCK)).clamp_(max=vocab - 1)  # the end repeats the last token, which comes first
     return start.squeeze(1) + logits.gather(1, inside).argmax(-1)
+
+
+def greedy_and_totals(logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """`greedy`, and the sums of the rows: finite only where all logits are, whose own sums stay far below float32's
+    range. Where they are not, the token means nothing."""
+    return greedy(logits), logits.sum(-1)
 
 
 class Drawer:

@@ -125,7 +125,7 @@ class NativeEngine:
             self.num_blocks, self.settings.block_size, enable_prefix_caching=self.settings.enable_prefix_caching
         )
         self.scheduler = Scheduler(self.pool, self.settings.max_num_seqs, self.settings.max_num_batched_tokens)
-        self.sampler = Sampler(c.vocab_size, self.settings.device)
+        self.sampler = Sampler(c.vocab_size, self.settings.device, kernels.best)
         self.grammars = Grammars(c.vocab_size, tokenizer_json or (Path(model_path) / "tokenizer.json").read_text)
         self._sequences: dict[str, Sequence] = {}
         self.counters = Counters()

@@ -10,6 +10,7 @@ the batch it runs in nor on a preemption.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from collections.abc import Sequence as Seq
 from dataclasses import dataclass
 from typing import TypeAlias
@@ -17,7 +18,7 @@ from typing import TypeAlias
 import torch
 
 from visavis.completion import TokenLogprobs
-from visavis.engine.draw import Drawer, greedy
+from visavis.engine.draw import Drawer, greedy, greedy_and_totals
 from visavis.engine.logprobs import RankedLogprobs, rank, unpack
 from visavis.engine.penalties import PenaltyState, is_penalised
 from visavis.engine.sampling_batch import SamplingBatch
@@ -64,9 +65,14 @@ class PendingTokens:
         return Sampled(token_ids, [math.isfinite(total) for total in totals], logprobs)
 
 
+Best: TypeAlias = Callable[[torch.Tensor], tuple[torch.Tensor, torch.Tensor]]
+
+
 class Sampler:
-    def __init__(self, vocab_size: int, device: torch.device) -> None:
+    def __init__(self, vocab_size: int, device: torch.device, best: Best = greedy_and_totals) -> None:
+        """`best`: does what `greedy_and_totals` does."""
         self.vocab_size = vocab_size
+        self.best = best
         self.device = device = _with_float64(device)
         self.penalties = PenaltyState(vocab_size, device)
         self._drawer = Drawer(vocab_size, device)
@@ -93,9 +99,9 @@ class Sampler:
             batch = self._batch = SamplingBatch(seqs, self.vocab_size, self.device, self.penalties)
         elif batch.penalties is not None and batch.last_ids is not None:
             self.penalties.count(batch.penalties, batch.last_ids)
-        totals = logits.sum(-1)  # cannot overflow by itself: raw logits stay far below float32's range
         if batch.plain:
-            return PendingTokens(greedy(logits), totals, None, None, batch)
+            return PendingTokens(*self.best(logits), None, None, batch)
+        totals = logits.sum(-1)
         raw = None if batch.logprob_rows is None else logits[batch.logprob_rows].log_softmax(-1)
         self._adjust(logits, batch)
         best = logits.amax(-1) if batch.masks else None

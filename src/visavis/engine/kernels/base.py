@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 import torch
 
 from visavis.engine.communicator import ALONE, Communicator
+from visavis.engine.draw import greedy_and_totals
 from visavis.engine.kernels.torch_threads import TorchThreads
 from visavis.engine.kv_cache import KVCache
 from visavis.engine.quantization.linear import QuantizedLinear
@@ -194,6 +195,10 @@ class Kernels(ABC):
     def project(self, x: torch.Tensor, table: Any) -> torch.Tensor:
         """(n, hidden) → (n, vocab) float32. `table`: the model's `lm_head`, as `weights_loaded` left it."""
         return torch.nn.functional.linear(x, table).float()
+
+    def best(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """(rows, vocab) float32 → (rows,) int64 and (rows,) float32, as `greedy_and_totals` has them."""
+        return greedy_and_totals(logits)
 
     @abstractmethod
     def linear(self, in_features: int, out_features: int, *, bias: bool) -> Linear: ...

@@ -7,6 +7,7 @@
 // holds up nobody unless it holds a chunk. Portable: GCC/Clang vector extensions, std::thread. Compiled by `build.py`.
 
 #include "attention.h"
+#include "best.h"
 #include "decode_step.h"
 #include "model.h"
 #include "panels.h"
@@ -120,6 +121,9 @@ void visavis_silu_mul(Workers* workers, const float* gate_up, int count, int wid
         const float* gate = gate_up + 2 * row * width;
         silu_mul(gate, gate + width, width, out + row * width);
     });
+}
+void visavis_best(Workers* workers, const float* logits, int count, int64_t n, int64_t* places, float* sums) {
+    each_row(*workers, count, int(n), [&](int64_t row) { find_best(logits + row * n, n, places + row, sums + row); });
 }
 void visavis_layer_norm(Workers* workers, const float* x, int count, int size, const float* weight, const float* bias, float eps, float* out) {
     each_row(*workers, count, size, [&](int64_t row) { layer_norm(x + row * size, weight, bias, eps, size, out + row * size); });

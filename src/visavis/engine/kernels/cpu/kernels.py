@@ -208,6 +208,14 @@ class CpuKernels(TorchKernels):
         table.product(x.contiguous(), out, self.workers, add=False)
         return out
 
+    def best(self, logits: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        if not logits.is_contiguous():
+            return super().best(logits)
+        rows, vocab = logits.shape
+        places, sums = torch.empty(rows, dtype=torch.int64), torch.empty(rows)
+        library().visavis_best(self.workers.handle, logits.data_ptr(), rows, vocab, places.data_ptr(), sums.data_ptr())
+        return places, sums
+
     def whole_step(self, model: Decoder, rope: RotaryEmbedding, cache: KVCache, max_batch: int) -> WholeStep:
         self._step = CpuDecodeStep(
             model.config, model.layers, model.norm, model.lm_head, cache, self.workers, self.recycled, max_batch

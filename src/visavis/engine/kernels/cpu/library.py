@@ -86,6 +86,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "rms_norm": (None, [c_void_p, c_void_p, c_int64, c_int, c_int, c_int, c_void_p, c_float, c_void_p, c_int64]),
     "rotate": (None, [c_void_p, c_void_p, c_int64, c_int, c_int, c_int, *[c_void_p] * 2]),
     "silu_mul": (None, [c_void_p, c_void_p, c_int, c_int, c_void_p]),
+    "best": (None, [c_void_p, c_void_p, c_int, c_int64, *[c_void_p] * 2]),
     "layer_norm": (None, [c_void_p, c_void_p, c_int, c_int, *[c_void_p] * 2, c_float, c_void_p]),
     "activate": (None, [c_void_p, c_int, c_void_p, c_int64]),
     "vision_new": (c_void_p, [c_void_p, c_int, c_int]),

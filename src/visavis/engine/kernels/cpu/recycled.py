@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 
 import numpy as np
@@ -32,7 +33,7 @@ class RecycledMemory:
 
     def empty(self, *shape: int) -> torch.Tensor:
         """Uninitialised float32, aligned to a cache line."""
-        num_bytes = 4 * int(np.prod(shape))
+        num_bytes = 4 * math.prod(shape)
         if num_bytes < SMALL:
             return torch.empty(shape)
         self._count += 1
