@@ -39,6 +39,24 @@ class PromptAttention {
     Workers& workers;
 
     template <int KV>
+    static void copy_key(const void* cache, int64_t at, int d, float* to) {
+        for (int i = 0; i < d; i += LANES) {
+            if constexpr (NUMBERS<KV> == 2) std::memcpy(to + i / 2, static_cast<const uint16_t*>(cache) + at + i, 2 * LANES);
+            else store(to + i, load_kv<KV>(cache, at + i));
+        }
+    }
+
+    // LANES numbers of a value, beside each the same of the next one (-1: none) where words hold two.
+    template <int KV>
+    static vfloat value_words(const void* cache, int64_t at, int64_t next) {
+        const vfloat first = load_kv<KV>(cache, at);
+        if constexpr (NUMBERS<KV> == 1) return first;
+        const vfloat second = next < 0 ? vfloat{} : load_kv<KV>(cache, next);
+        const vuint both = reinterpret_cast<const vuint&>(first) >> 16 | reinterpret_cast<const vuint&>(second);
+        return reinterpret_cast<const vfloat&>(both);
+    }
+
+    template <int KV>
     void attend(QueryBlocks::Scratch& s, const Layer& layer, const PromptChunk& chunk, const Task& task) {
         constexpr int N = NUMBERS<KV>;
         const int d = m.head_dim, first = task.first, count = task.count, seen = chunk.context + first, total = seen + count;
@@ -49,18 +67,11 @@ class PromptAttention {
             const int keys = std::min(KEYS, total - begin), padded = (keys + KEY_ROWS - 1) / KEY_ROWS * KEY_ROWS;
             int64_t at[KEYS];
             addresses(m, chunk.table, begin, begin + keys, task.kv_head, at);
-            for (int j = 0; j < keys; j++)
-                for (int i = 0; i < d; i += LANES) {
-                    float* to = s.keys.data() + (j * d + i) / N;
-                    if constexpr (N == 2) std::memcpy(to, static_cast<const uint16_t*>(layer.k_cache) + at[j] + i, 2 * LANES);
-                    else store(to, load_kv<KV>(layer.k_cache, at[j] + i));
-                }
+            for (int j = 0; j < keys; j++) copy_key<KV>(layer.k_cache, at[j], d, s.keys.data() + j * d / N);
             std::memset(s.keys.data() + keys * d / N, 0, sizeof(float) * (padded - keys) * d / N);
-            for (int j = 0; j < keys; j += N)
-                for (int i = 0; i < d; i += LANES) {  // an odd number of keys: 0 beside the last, for 0 · NaN is NaN
-                    const vfloat next = j + 1 < keys ? load_kv<KV>(layer.v_cache, at[j + 1] + i) : vfloat{};
-                    store(s.values.data() + j / N * d + i, words<KV>(load_kv<KV>(layer.v_cache, at[j] + i), next));
-                }
+            for (int j = 0; j < keys; j += N)  // an odd number of keys: 0 beside the last, for 0 · NaN is NaN
+                for (int i = 0; i < d; i += LANES)
+                    store(s.values.data() + j / N * d + i, value_words<KV>(layer.v_cache, at[j] + i, j + 1 < keys ? at[j + 1] + i : -1));
             for (int g = 0; g < task.heads; g++) blocks.block<KV>(s, g, keys, padded, seen - begin, count);
         }
         const int64_t width = int64_t(m.heads) * d;

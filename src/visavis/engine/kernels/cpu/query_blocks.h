@@ -85,10 +85,14 @@ class QueryBlocks {
         float* query = s.query.data() + g * d * QUERIES;
         std::memset(s.mixed.data() + g * d * QUERIES, 0, sizeof(float) * d * QUERIES);
         for (int v = 0; v < TILE_VECTORS; v++) s.running[g].max[v] = splat(-INFINITY), s.running[g].sum[v] = vfloat{};
-        for (int j = 0; j < QUERIES; j++) {  // lanes without a query repeat the last one
-            const float* from = queries + std::min(j, count - 1) * stride;
-            for (int i = 0; i < d; i++) query[i * QUERIES + j] = from[i] * scale;
-        }
+        auto row = [&](int j) { return queries + std::min(j, count - 1) * stride; };  // lanes without a query repeat the last one
+        for (int begin = 0; begin < QUERIES; begin += LANES)
+            for (int i = 0; i < d; i += LANES) {
+                vfloat square[LANES];
+                for (int j = 0; j < LANES; j++) square[j] = load_some(row(begin + j) + i, d - i) * scale;
+                transpose(square);
+                for (int j = 0; j < std::min(LANES, d - i); j++) store(query + (i + j) * QUERIES + begin, square[j]);
+            }
         to_words<KV>(query, d);
     }
 
@@ -96,9 +100,14 @@ class QueryBlocks {
     void end(Scratch& s, int g, float* out, int64_t stride, int count) {
         const Running& r = s.running[g];
         const float* mixed = s.mixed.data() + g * d * QUERIES;
-        for (int j = 0; j < count; j++) {
-            const float inverse = 1.0f / r.sum[j / LANES][j % LANES];
-            for (int i = 0; i < d; i++) out[j * stride + i] = mixed[i * QUERIES + j] * inverse;
+        for (int begin = 0; begin < count; begin += LANES) {
+            const vfloat inverse = 1.0f / r.sum[begin / LANES];
+            for (int i = 0; i < d; i += LANES) {
+                vfloat square[LANES] = {};
+                for (int j = 0; j < std::min(LANES, d - i); j++) square[j] = load(mixed + (i + j) * QUERIES + begin) * inverse;
+                transpose(square);
+                for (int j = begin; j < std::min(count, begin + LANES); j++) store_some(out + j * stride + i, square[j - begin], d - i);
+            }
         }
     }
 
@@ -124,12 +133,12 @@ class QueryBlocks {
                     const vint seen = limit[v] >= int32_t(j + row);
                     y = seen ? y : splat(-INFINITY);
                 }
-                top[v] = y > top[v] ? y : top[v];
+                top[v] = larger(y, top[v]);
                 store(scores + (j + row) * QUERIES + v * LANES, y);
             });
         for (int v = 0; v < TILE_VECTORS; v++) {
             auto weight = [&](int j) __attribute__((always_inline)) {
-                vfloat e = vexp(load(scores + j * QUERIES + v * LANES) - top[v]);
+                vfloat e = raised<KV>(load(scores + j * QUERIES + v * LANES), top[v]);
                 if (j > visible) {
                     const vint seen = limit[v] >= int32_t(j);
                     e = seen ? e : vfloat{};
@@ -154,6 +163,16 @@ class QueryBlocks {
     }
 
   private:
+    // exp(x - top), as exactly as its word will hold it.
+    template <int KV>
+    static vfloat raised(vfloat x, vfloat top) {
+        constexpr float log2e = 1.44269504088896341f;
+#if defined(__AVX512BF16__)
+        if constexpr (NUMBERS<KV> == 2) return vexp2_short(x * log2e - top * log2e);
+#endif
+        return vexp(x - top);
+    }
+
     // (n, QUERIES) numbers, those of two rows in a word.
     template <int KV>
     static void to_words(float* x, int n) {

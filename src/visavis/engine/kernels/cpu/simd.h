@@ -62,6 +62,16 @@ inline vfloat sum_lanes(const vfloat* v) {  // N vectors, groups of W lanes
 inline float hsum(vfloat v) { return sum_lanes<LANES, 1>(&v)[0]; }
 inline vfloat load(const float* p) { return *reinterpret_cast<const vfloat*>(p); }
 inline void store(float* p, vfloat v) { *reinterpret_cast<vfloat*>(p) = v; }
+inline vfloat load_some(const float* p, int n) {  // the first n, where they are fewer than LANES, and zeros
+    if (n >= LANES) return load(p);
+    vfloat v = {};
+    std::memcpy(&v, p, n * sizeof(float));
+    return v;
+}
+inline void store_some(float* p, vfloat v, int n) {
+    if (n >= LANES) store(p, v);
+    else std::memcpy(p, &v, n * sizeof(float));
+}
 
 inline float bf16_to_float(uint16_t b) {
     uint32_t u = uint32_t(b) << 16;
@@ -76,11 +86,24 @@ inline uint16_t float_to_bf16(float f) {  // round to nearest even
     return uint16_t((u + 0x7fff + ((u >> 16) & 1)) >> 16);
 }
 
+inline vfloat larger(vfloat a, vfloat b) {  // b where one of them is NaN
+#if defined(__AVX512F__)
+    return _mm512_max_ps(a, b);
+#else
+    return a > b ? a : b;
+#endif
+}
+inline vfloat smaller(vfloat a, vfloat b) {
+#if defined(__AVX512F__)
+    return _mm512_min_ps(a, b);
+#else
+    return a < b ? a : b;
+#endif
+}
+
 // exp to about 1 ulp (Cephes polynomial), clamped where float32 ends.
 inline vfloat vexp(vfloat x) {
-    const vfloat hi = splat(88.3762626647949f), lo = splat(-87.3365478515625f);
-    x = x > hi ? hi : x;
-    x = x < lo ? lo : x;
+    x = larger(splat(-87.3365478515625f), smaller(splat(88.3762626647949f), x));
 #if defined(__AVX512F__)
     const vfloat nf = _mm512_roundscale_ps(x * 1.44269504088896341f, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
 #else
@@ -106,6 +129,37 @@ inline vfloat vexp(vfloat x) {
     vint bits = (ni + 127) << 23;
     return y * reinterpret_cast<vfloat&>(bits);
 #endif
+}
+
+#if defined(__AVX512F__)
+// 2^x for x up to 0, off by no more than 2^-17 of it, for what is rounded to bfloat16 then; below 2^-126 that.
+inline vfloat vexp2_short(vfloat x) {
+    x = larger(splat(-126.0f), x);
+    const vfloat nf = _mm512_roundscale_ps(x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    x -= nf;
+    vfloat y = splat(9.65671e-3f);
+    y = y * x + 5.583828e-2f;
+    y = y * x + 2.402253e-1f;
+    y = y * x + 6.9313673e-1f;
+    return _mm512_scalef_ps(y * x + 1.0f, nf);
+}
+#endif
+
+// rows[i][j] ↔ rows[j][i]: at each level two halves of W lanes of every pair of rows W apart change places.
+template <int W, int ODD, int... I>
+inline vfloat half_swapped(vfloat a, vfloat b, std::integer_sequence<int, I...>) {
+    return pick<(ODD ? (I & W ? LANES + I : I + W) : (I & W ? LANES + I - W : I))...>(a, b);
+}
+template <int W = LANES / 2>
+inline __attribute__((always_inline)) void transpose(vfloat (&rows)[LANES]) {
+    constexpr auto lanes = std::make_integer_sequence<int, LANES>();
+    for (int i = 0; i < LANES; i++) {
+        if (i & W) continue;
+        const vfloat a = rows[i], b = rows[i + W];
+        rows[i] = half_swapped<W, 0>(a, b, lanes);
+        rows[i + W] = half_swapped<W, 1>(a, b, lanes);
+    }
+    if constexpr (W > 1) transpose<W / 2>(rows);
 }
 
 // Widening loads. GCC (to 12 at least) scalarises __builtin_convertvector from narrow integers, hence the intrinsics.
