@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from tests.engines.native.compiled import need_compiled_kernels
-from visavis.engine.kernels.base import AttentionRow, StepLayout
+from visavis.engine.kernels.base import AttentionRow, Rotation, StepLayout
 from visavis.engine.kernels.cpu.arena import Arena
 from visavis.engine.kernels.cpu.decode_step import CpuDecodeStep, unsupported
 from visavis.engine.kernels.cpu.kernels import CpuKernels
@@ -93,6 +93,29 @@ class Weights:
             self.config, self.layers, self.norm, self.head, cache, workers, RecycledMemory(), max_batch
         )
 
+    def rms(self, v: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+        return v * torch.rsqrt(v.square().mean(-1, keepdim=True) + self.config.rms_norm_eps) * weight.double()
+
+    def layer(self, index: int, x: torch.Tensor, rotation: Rotation, step: CpuDecodeStep, plan: Any) -> torch.Tensor:
+        """A layer over a prompt's tokens in float64, but that `step` attends, and vectors are rounded before a product
+        as those of many tokens are."""
+        c, layer = self.config, self.layers[index]
+        rounds = library().visavis_rounds(self.head.struct.dtype, 100)
+
+        def product(linear: Any, v: torch.Tensor) -> torch.Tensor:
+            out = (v.bfloat16().double() if rounds else v) @ linear.weight.double().T
+            return out if linear.bias is None else out + linear.bias.double()
+
+        qkv = product(layer.qkv, self.rms(x.double(), layer.input_norm.weight)).view(len(x), -1, c.head_dim)
+        q, k, v = qkv.split([c.num_heads, c.num_kv_heads, c.num_kv_heads], dim=1)
+        if layer.qk_norm is not None:
+            q, k = self.rms(q, layer.qk_norm[0].weight), self.rms(k, layer.qk_norm[1].weight)
+        turned = [t * rotation.cos + t.roll(c.head_dim // 2, -1) * rotation.signed_sin for t in (q, k)]
+        mixed = step.attention(index, torch.cat([*turned, v], 1).float(), plan)
+        x = x + product(layer.output, mixed.double())
+        gate, up = product(layer.gate_up, self.rms(x, layer.mlp_norm.weight)).chunk(2, -1)
+        return x + product(layer.down, gate * gate.sigmoid() * up)
+
     def reference(
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, past: list[list[tuple[torch.Tensor, torch.Tensor]]]
     ) -> torch.Tensor:
@@ -102,8 +125,7 @@ class Weights:
         rounds = library().visavis_rounds(self.head.struct.dtype, len(x))
         x, cos, sin = x.double(), cos.double()[:, None], sin.double()[:, None]
 
-        def rms(v: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
-            return v * torch.rsqrt(v.square().mean(-1, keepdim=True) + c.rms_norm_eps) * weight.double()
+        rms = self.rms
 
         def product(linear: Any, v: torch.Tensor) -> torch.Tensor:
             out = rounded(v) @ linear.weight.double().T
@@ -392,6 +414,34 @@ def test_prompt_attention_equals_float64_arithmetic(
             assert (error <= 3e-6 + 0.35 * 2**-8 * each.clamp(min=0).sqrt()).double().mean() > 0.5
             allowed += 1.01 * 2**-8 * (mean(weights, v * v) - expected.square()).clamp(min=0).sqrt()
         assert (error <= allowed).all(), (context, count, (error / allowed).max())
+    step.close()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "-".join(map(str, s)))
+def test_a_whole_layer_equals_float64_arithmetic(
+    shape: tuple[int, int, int, int, int, bool], dtype: torch.dtype, threads: int
+):
+    """Numbers of tokens around those of tiles and of a thread's blocks."""
+    config = _config(*shape)
+    generator = torch.Generator().manual_seed(12)
+    cache = KVCache(2, 40, 16, config.num_kv_heads, config.head_dim, device=torch.device("cpu"), dtype=dtype)
+    weights = Weights(config, dtype, seed=2)
+    step = weights.step(cache, threads, max_batch=2)
+    for count in (1, 3, 13, 96, 97, 290, 300):
+        x = torch.randn(count, config.hidden_size, generator=generator)
+        angles = torch.rand(count, 1, config.head_dim // 2, generator=generator) * 6
+        rotation = Rotation(angles.cos().repeat(1, 1, 2), torch.cat([-angles.sin(), angles.sin()], -1))
+        plan = step.plan(StepLayout(torch.arange(count), prefills=[AttentionRow(0, 0, count, list(range(19)))]))
+        expected = weights.layer(1, x, rotation, step, plan)
+        stored = cache.data[1, :count].clone()
+        got = step.layer(1, x.clone(), rotation, plan)
+        error = (got.double() - expected).norm(dim=-1) / expected.norm(dim=-1)
+        assert error.median() < (1e-5 if dtype == torch.float32 else 3e-3), (count, error)
+        assert error.max() < (1e-4 if dtype == torch.float32 else 2e-2), (count, error)
+        wrong = (cache.data[1, :count].double() - stored.double()).norm() / stored.double().norm()
+        assert wrong < (1e-6 if dtype == torch.float32 else 1e-3), (count, wrong)
     step.close()
 
 

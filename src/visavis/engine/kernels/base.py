@@ -233,6 +233,10 @@ class Kernels(ABC):
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         """(n, 2·m), gates first → (n, m): silu(gate) · up."""
 
+    def whole_layer(self, layer: int, x: torch.Tensor, rotation: Rotation, plan: Any) -> torch.Tensor | None:
+        """A decoder layer over x (n, hidden), in its memory, where that is faster than an operation after the other."""
+        return None
+
     @abstractmethod
     def bind_cache(self, cache: KVCache) -> None:
         """Told once, before the first step."""

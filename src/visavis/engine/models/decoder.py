@@ -59,6 +59,9 @@ class DecoderLayer:
     def __call__(self, x: torch.Tensor, rotation: Rotation, plan: Any) -> torch.Tensor:
         """x: (n, hidden) → (n, hidden)."""
         kernels = self.kernels
+        done = kernels.whole_layer(self.index, x, rotation, plan)
+        if done is not None:
+            return done
         qkv = self.qkv(self.input_norm(x)).view(x.shape[0], -1, self.head_dim)
         if self.qk_norm is not None:
             self._normalise(qkv)

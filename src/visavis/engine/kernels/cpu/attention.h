@@ -30,6 +30,14 @@ inline void write_head(const Model& m, void* cache, int64_t at, const float* x) 
     else for (int i = 0; i < m.head_dim; i++) static_cast<uint16_t*>(cache)[at + i] = float_to_bf16(x[i]);
 }
 
+inline void store_token(const Model& m, const Layer& layer, int64_t slot, const float* keys, const float* values) {
+    for (int h = 0; h < m.kv_heads; h++) {
+        const int64_t at = address(m, slot, h);
+        write_head(m, layer.k_cache, at, keys + h * m.head_dim);
+        write_head(m, layer.v_cache, at, values + h * m.head_dim);
+    }
+}
+
 // The keys (or values) of one position, asked for before they are needed: they lie apart, so nothing guesses them.
 template <int KV, int WIDTH>
 inline void fetch(const void* base, int64_t offset, int d) {

@@ -1,11 +1,12 @@
 // A decode step of a Llama-like decoder: embedding rows in, logits out. A list of phases, five a layer. For steps with
-// prompts: a layer's attention and cache writes by themselves.
+// prompts: a layer's attention and what is around it by themselves.
 #pragma once
 
 #include "attention.h"
 #include "model.h"
 #include "panels.h"
 #include "prompt_attention.h"
+#include "prompt_layer.h"
 #include "prompt_rows.h"
 #include "workers.h"
 
@@ -17,7 +18,8 @@ class Stepper {
   public:
     Stepper(const Model& model, Workers& workers)
         : m(model), layers(model.layers, model.layers + model.num_layers), workers(workers),
-          left(size_t(std::max(m.max_batch, FEW_TOKENS)) * m.kv_heads), prompt_attention(model, workers) {
+          left(size_t(std::max(m.max_batch, FEW_TOKENS)) * m.kv_heads), prompt_attention(model, workers),
+          prompt_layer(m, workers) {
         const int b = m.max_batch, d = m.head_dim, group = m.heads / m.kv_heads, threads = workers.threads();
         qkv.resize(size_t(b) * (m.heads + 2 * m.kv_heads) * d);
         attn.resize(size_t(b) * m.heads * d);
@@ -68,16 +70,14 @@ class Stepper {
 
     // Keys and values of `count` tokens, heads (2 kv_heads, head_dim) at `stride`, into their slots of the cache.
     void store_new(int layer, const float* heads, int64_t stride, int count, const int64_t* slots) {
-        const Layer& l = layers[layer];
         each_row(workers, count, 2 * m.kv_heads * m.head_dim, [&](int64_t row) {
-            const float *keys = heads + row * stride, *values = keys + m.kv_heads * m.head_dim;
-            for (int h = 0; h < m.kv_heads; h++) {
-                const int64_t at = address(m, slots[row], h);
-                write_head(m, l.k_cache, at, keys + h * m.head_dim);
-                write_head(m, l.v_cache, at, values + h * m.head_dim);
-            }
+            const float* keys = heads + row * stride;
+            store_token(m, layers[layer], slots[row], keys, keys + m.kv_heads * m.head_dim);
         });
     }
+
+    void before_attention(int layer, const PromptTokens& tokens) { prompt_layer.before_attention(layers[layer], tokens); }
+    void after_attention(int layer, const PromptTokens& tokens) { prompt_layer.after_attention(layers[layer], tokens); }
 
     void attend_prompt(int layer, const PromptChunk& c) {
         if (c.count > FEW_TOKENS) return prompt_attention(layers[layer], c);
@@ -115,6 +115,7 @@ class Stepper {
     std::vector<Task> tasks;
     std::vector<std::atomic<int>> left;  // attention tasks of a head that are not done; the last one merges
     PromptAttention prompt_attention;
+    PromptLayer prompt_layer;
 
     int64_t heads_stride() const { return int64_t(m.heads + 2 * m.kv_heads) * m.head_dim; }
 

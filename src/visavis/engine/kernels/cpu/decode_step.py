@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from visavis.engine.kernels.base import AttentionRow, StepLayout
+from visavis.engine.kernels.base import AttentionRow, Rotation, StepLayout
 from visavis.engine.kernels.cpu.build import BuildError
 from visavis.engine.kernels.cpu.library import TYPES, LayerStruct, ModelStruct, Workers, library
 from visavis.engine.kernels.cpu.packed import PANEL, PackedWeight
@@ -164,6 +164,25 @@ class CpuDecodeStep:
             start += row.num_new
         return AttentionPlan(slots.contiguous(), decodes, chunks)
 
+    def layer(self, layer: int, x: torch.Tensor, rotation: Rotation, plan: AttentionPlan) -> torch.Tensor:
+        """x (n, hidden) float32 → itself, changed. Stores keys and values."""
+        self._workers.check()
+        n, heads = x.shape[0], self.num_heads + 2 * self.num_kv_heads
+        qkv = self._recycled.empty(n, heads, self.head_dim)
+        self._library.visavis_prompt_before(
+            self._handle,
+            layer,
+            n,
+            x.data_ptr(),
+            rotation.cos.data_ptr(),
+            rotation.signed_sin.data_ptr(),
+            plan.slots.data_ptr(),
+            qkv.data_ptr(),
+        )
+        mixed = self._attend(layer, qkv, plan)
+        self._library.visavis_prompt_after(self._handle, layer, n, x.data_ptr(), mixed.data_ptr())
+        return x
+
     def attention(self, layer: int, qkv: torch.Tensor, plan: AttentionPlan) -> torch.Tensor:
         """qkv (n, H + 2K, D) float32, rotated → (n, H·D). Stores keys and values, then attends over the cache."""
         shape = (plan.slots.shape[0], self.num_heads + 2 * self.num_kv_heads, self.head_dim)
@@ -172,11 +191,15 @@ class CpuDecodeStep:
                 f"{qkv.dtype} {tuple(qkv.shape)}, strides {qkv.stride()}, is no contiguous float32 {shape}"
             )
         self._workers.check()
-        stride = shape[1] * shape[2]
-        out = self._recycled.empty(shape[0], self.num_heads * self.head_dim)
+        keys = qkv[:, self.num_heads :]
         self._library.visavis_store(
-            self._handle, layer, qkv[:, self.num_heads :].data_ptr(), stride, shape[0], plan.slots.data_ptr()
+            self._handle, layer, keys.data_ptr(), qkv.stride(0), shape[0], plan.slots.data_ptr()
         )
+        return self._attend(layer, qkv, plan)
+
+    def _attend(self, layer: int, qkv: torch.Tensor, plan: AttentionPlan) -> torch.Tensor:
+        stride = qkv.stride(0)
+        out = self._recycled.empty(qkv.shape[0], self.num_heads * self.head_dim)
         if plan.decodes is not None:
             tables, lengths = plan.decodes
             self._library.visavis_decode_attention(

@@ -104,6 +104,13 @@ int visavis_prompt_attention(Stepper* s, int layer, const float* queries, int64_
                              const int32_t* table, float* out) {
     return lacks_memory([&] { s->attend_prompt(layer, {queries, stride, count, context, table, out}); });
 }
+int visavis_prompt_before(Stepper* s, int layer, int count, float* hidden, const float* cos, const float* sin,
+                          const int64_t* slots, float* heads) {
+    return lacks_memory([&] { s->before_attention(layer, {count, hidden, cos, sin, slots, heads, nullptr}); });
+}
+int visavis_prompt_after(Stepper* s, int layer, int count, float* hidden, const float* mixed) {
+    return lacks_memory([&] { s->after_attention(layer, {count, hidden, nullptr, nullptr, nullptr, nullptr, mixed}); });
+}
 int visavis_prompt_rounds(int kv_dtype, int count) {  // queries and weights to bfloat16
     return kv_dtype == BF16 && NUMBERS<BF16> == 2 && count > FEW_TOKENS;
 }

@@ -1,4 +1,5 @@
-"""`CpuKernels`: packed weights; a decoder layer's operations compiled one by one, a step of decodes as one."""
+"""`CpuKernels`: packed weights; a decoder layer's operations compiled one by one, a layer over many tokens in three, a
+step of decodes as one."""
 
 from __future__ import annotations
 
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
     from visavis.engine.models.rope import RotaryEmbedding
 
 __all__ = ["CpuKernels"]
+
+MIN_BLOCK = 48  # tokens a thread, from which on each takes its own through a whole layer
 
 
 class CpuNorm(TorchNorm):
@@ -147,9 +150,8 @@ class CpuKernels(TorchKernels):
     def rotate_(self, heads: torch.Tensor, rotation: Rotation) -> None:
         n, count, head_dim = heads.shape
         cos, sin = rotation.cos, rotation.signed_sin
-        dense = heads.stride()[1:] == (head_dim, 1) and cos.is_contiguous() and sin.is_contiguous()
-        alike = all(t.dtype == torch.float32 for t in (heads, cos, sin)) and cos.shape == sin.shape == (n, 1, head_dim)
-        if not dense or not alike:
+        dense = heads.stride()[1:] == (head_dim, 1) and heads.dtype == torch.float32
+        if not dense or not _is_plain(rotation, n, head_dim):
             return super().rotate_(heads, rotation)
         library().visavis_rotate(
             self.workers.handle,
@@ -178,6 +180,14 @@ class CpuKernels(TorchKernels):
             assert self._step is not None
             return self._step.attention(layer, qkv, plan)
         return super().attention(layer, qkv, num_heads, plan)
+
+    def whole_layer(self, layer: int, x: torch.Tensor, rotation: Rotation, plan: Any) -> torch.Tensor | None:
+        n = x.shape[0]
+        if self._step is None or not isinstance(plan, AttentionPlan) or n < MIN_BLOCK * self.workers.threads:
+            return None
+        if x.dtype != torch.float32 or not x.is_contiguous() or not _is_plain(rotation, n, self._step.head_dim):
+            return None
+        return self._step.layer(layer, x, rotation, plan)
 
     def weights_loaded(self, model: Decoder) -> None:
         """Packs every matrix, one after the other, so that only one is there twice at a time."""
@@ -248,3 +258,8 @@ class _WholeStep(WholeStep):
     def close(self) -> None:
         self.step.close()
         self.workers.close()
+
+
+def _is_plain(rotation: Rotation, n: int, head_dim: int) -> bool:
+    """Whether the compiled code can read it."""
+    return all(t.dtype == torch.float32 and t.is_contiguous() and t.shape == (n, 1, head_dim) for t in rotation)

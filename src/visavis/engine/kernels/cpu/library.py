@@ -82,6 +82,8 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "decode_attention": (_refuse, [c_void_p, c_int, c_int, c_void_p, c_int64, c_void_p, c_int, *[c_void_p] * 2]),
     "store": (None, [c_void_p, c_int, c_void_p, c_int64, c_int, c_void_p]),
     "prompt_attention": (_refuse, [c_void_p, c_int, c_void_p, c_int64, c_int, c_int, *[c_void_p] * 2]),
+    "prompt_before": (_refuse, [c_void_p, c_int, c_int, *[c_void_p] * 5]),
+    "prompt_after": (_refuse, [c_void_p, c_int, c_int, *[c_void_p] * 2]),
     "prompt_rounds": (c_int, [c_int, c_int]),
     "rms_norm": (None, [c_void_p, c_void_p, c_int64, c_int, c_int, c_int, c_void_p, c_float, c_void_p, c_int64]),
     "rotate": (None, [c_void_p, c_void_p, c_int64, c_int, c_int, c_int, *[c_void_p] * 2]),
@@ -117,6 +119,7 @@ class Workers:
     """The threads of one engine. They belong to the process that made them."""
 
     def __init__(self, threads: int, num_layers: int) -> None:
+        self.threads = threads
         self._library = library()
         self._process = os.getpid()
         self._handle = self._library.visavis_workers_new(threads, num_layers)
