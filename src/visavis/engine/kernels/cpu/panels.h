@@ -67,6 +67,8 @@ struct Tile {
     bool add;
     float* out;
     int ldout;
+    const char* next;    // dot products: what to ask memory for at the tile's first two columns …
+    int next_stride;     // … and how much further on at each two after them
 };
 
 template <int M, class F>
@@ -86,6 +88,12 @@ inline __attribute__((always_inline)) void put(const Tile& t, bool add, const fl
 template <int BYTES>
 inline void fetch_ahead(const char* w) {
     for (int b = 0; b < BYTES; b += 64) __builtin_prefetch(w + FETCH_AHEAD + b);
+}
+
+// As `Tile` says, for two columns that lie together.
+inline __attribute__((always_inline)) void fetch_next(const char* next, int stride, int pair) {
+    __builtin_prefetch(next + int64_t(pair) * stride);
+    if (stride > 64) __builtin_prefetch(next + int64_t(pair) * stride + 64);
 }
 
 template <int DT>
@@ -169,6 +177,8 @@ inline void tile_of_bf16(const Tile& t, const char* x, int64_t ldx) {
 #if defined(__AVX512BF16__)
     constexpr int STEP = PANEL * 4, U = M <= 4 ? 2 : 1;  // a step: two columns
     __m512 sum[U][M][TILE_VECTORS] = {};
+    const char* const next = t.next;
+    const int next_stride = t.next_stride;
     x += 2 * t.from;
     auto add = [&](int i, auto u, const __m512i (&w)[TILE_VECTORS]) __attribute__((always_inline)) {
         unrolled<M>([&](auto m) __attribute__((always_inline)) {
@@ -180,7 +190,7 @@ inline void tile_of_bf16(const Tile& t, const char* x, int64_t ldx) {
     };
     auto pair = [&](int i, auto u) __attribute__((always_inline)) {
         const char* w = t.w + int64_t(i) * STEP;
-        fetch_ahead<STEP>(w);
+        fetch_next(next, next_stride, i);
         add(i, u, {_mm512_loadu_si512(w), _mm512_loadu_si512(w + 64)});
     };
     int i = 0;
@@ -205,7 +215,8 @@ inline void tile_of_int8(const Tile& t, const char* x, int64_t ldx, int k) {
 #if defined(__AVX512VNNI__) && defined(__AVX512BW__)
     constexpr int STEP = PANEL * 2, U = M <= 2 ? 2 : 1;
     __m512i sum[U][2 * M][TILE_VECTORS] = {};
-    const char* const steps = x;
+    const char *const steps = x, *const next = t.next;
+    const int next_stride = t.next_stride;
     x += 4 * t.from;
     auto add = [&](int i, auto u, const __m512i (&w)[TILE_VECTORS]) __attribute__((always_inline)) {
         unrolled<2 * M>([&](auto m) __attribute__((always_inline)) {
@@ -219,7 +230,7 @@ inline void tile_of_int8(const Tile& t, const char* x, int64_t ldx, int k) {
     };
     auto pair = [&](int i, auto u) __attribute__((always_inline)) {
         const char* w = t.w + int64_t(i) * STEP;
-        fetch_ahead<STEP>(w);
+        fetch_next(next, next_stride, i);
         auto wide = [&](int v) { return _mm512_cvtepi8_epi16(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(w) + v)); };
         add(i, u, {wide(0), wide(1)});
     };
@@ -254,17 +265,30 @@ inline void in_tiles(int count, F&& f) {
     (take.template operator()<SIZES>(), ...);
 }
 
+inline const char* panel_at(const Linear& l, int panel) {
+    return static_cast<const char*>(l.weight) + int64_t(panel) * l.k * PANEL * bytes_of(l.dtype);
+}
+
+// How far ahead to ask memory for weights. Vectors in one part read a panel once: a little. In several they read a group
+// of panels as many times, most of them from the cache: the next group meanwhile, each part its share of it.
+struct Ahead {
+    int64_t bytes;
+    int part, parts;
+};
+
 // `count` vectors, at most MAX_ROWS, from `rows` on, against some columns of a panel.
 template <int DT>
-void tiles(const Linear& l, int panel, int from, int columns, const Rows& rows, int first, int count, bool add, float* out, int ldout) {
+void tiles(const Linear& l, int panel, int from, int columns, const Rows& rows, int first, int count, bool add, float* out, int ldout, const Ahead& ahead) {
     const int64_t bytes = row_bytes(DT, l.k);
     const char* prepared = rows.prepared + first * bytes;
     for (int part = 0; part < PANEL; part += TILE_WIDTH) {
         const int row = panel * PANEL + part, width = std::min(TILE_WIDTH, l.n - row);
         if (width <= 0) return;
-        const char* w = static_cast<const char*>(l.weight) + (int64_t(panel) * l.k + from) * PANEL * bytes_of(DT);
+        const char* w = panel_at(l, panel) + int64_t(from) * PANEL * bytes_of(DT);
         const float *scale = l.scale ? l.scale + row : nullptr, *bias = l.bias && from == 0 ? l.bias + row : nullptr;
-        Tile t{w, part, from, columns, scale, bias, width, add || from, nullptr, ldout};
+        constexpr int PAIR = 2 * PANEL * bytes_of(DT);
+        const char* next = w + ahead.bytes + int64_t(columns) * PAIR / 2 * ahead.part / ahead.parts;
+        Tile t{w, part, from, columns, scale, bias, width, add || from, nullptr, ldout, next, (PAIR + ahead.parts - 1) / ahead.parts};
         auto at = [&](int m) -> const Tile& {
             t.out = out + int64_t(first + m) * ldout + row;
             return t;
@@ -272,6 +296,7 @@ void tiles(const Linear& l, int panel, int from, int columns, const Rows& rows, 
         if (DT == INT8 && rows.prepared) {
             for (int begin = from; begin < from + columns; begin += STEP_BLOCK) {
                 t.w = w + int64_t(begin - from) * PANEL, t.from = begin, t.columns = std::min(STEP_BLOCK, from + columns - begin);
+                t.next = next + int64_t(begin - from) * PANEL;
                 t.bias = begin ? nullptr : bias, t.add = add || begin;
                 in_tiles<3, 2, 1>(count, [&]<int M>(int m) { tile_of_int8<M>(at(m), prepared + m * bytes, bytes, l.k); });
             }
@@ -289,17 +314,22 @@ void tiles(const Linear& l, int panel, int from, int columns, const Rows& rows, 
 inline void product(const Linear& l, int begin, int end, const Rows& rows, int count, bool add, float* out, int ldout) {
     const bool even = rows.prepared;  // those have tiles of any number of vectors
     const int k_block = count > MAX_ROWS ? K_BLOCK : l.k, parts = (count + MAX_ROWS - 1) / MAX_ROWS;
+    const int groups = (end - begin + GROUP_PANELS - 1) / GROUP_PANELS;
     for (int from = 0; from < l.k; from += k_block) {
         const int columns = std::min(k_block, l.k - from);
-        for (int group = begin; group < end; group += GROUP_PANELS)
+        for (int g = 0; g < groups; g++) {
+            const int group = begin + (end - begin) * g / groups, last = begin + (end - begin) * (g + 1) / groups;
+            const int64_t group_bytes = panel_at(l, last) - panel_at(l, group);
             for (int part = 0; part < parts; part++) {
                 const int first = even ? count * part / parts : part * MAX_ROWS;
                 const int some = (even ? count * (part + 1) / parts : std::min(count, first + MAX_ROWS)) - first;
-                for (int p = group; p < std::min(end, group + GROUP_PANELS); p++) {
-                    if (l.dtype == F32) tiles<F32>(l, p, from, columns, rows, first, some, add, out, ldout);
-                    else if (l.dtype == BF16) tiles<BF16>(l, p, from, columns, rows, first, some, add, out, ldout);
-                    else tiles<INT8>(l, p, from, columns, rows, first, some, add, out, ldout);
+                for (int p = group; p < last; p++) {
+                    const Ahead ahead{parts == 1 ? FETCH_AHEAD : group_bytes, part, parts};
+                    if (l.dtype == F32) tiles<F32>(l, p, from, columns, rows, first, some, add, out, ldout, ahead);
+                    else if (l.dtype == BF16) tiles<BF16>(l, p, from, columns, rows, first, some, add, out, ldout, ahead);
+                    else tiles<INT8>(l, p, from, columns, rows, first, some, add, out, ldout, ahead);
                 }
             }
+        }
     }
 }
