@@ -111,7 +111,9 @@ def test_native_holds_what_was_predicted(kind: str) -> None:
         engine.add_request("one", prompt, sampling)
         peak = held + live_peak(own, engine.step, getattr(engine.runner.kernels, "recycled", None))
         activations = next(part.bytes for part in found.parts if part.name == "activations")
-        # The plan is for a full step, so it may be above what one request's step takes, but not below.
-        assert 0.99 * peak <= result.weight_bytes + cache + activations <= 1.25 * peak
+        # The plan is for a full step, so it may be above what one request's step takes, but not below; and for plain
+        # torch, which holds gate and up of all tokens, where the compiled kernels hold those of a few.
+        gates = len(prompt) * 2 * engine.model_config.intermediate_size * 4 if arena is not None else 0
+        assert 0.99 * peak <= result.weight_bytes + cache + activations <= 1.25 * (peak + gates)
     finally:
         engine.close()
