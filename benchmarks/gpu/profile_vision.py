@@ -30,32 +30,20 @@ from visavis.sampling import ResolvedSampling
 
 HEADS, HEAD_DIM = 16, 80
 PATCHES = 52 * 94  # of a 1920 × 1080 picture after its resize to 1316 × 728
-TILES = [
-    (128, 64, 8, 2), (128, 64, 8, 3), (128, 64, 8, 4), (128, 64, 4, 3), (64, 64, 4, 3), (128, 128, 8, 2),
-    (128, 128, 8, 3), (128, 32, 8, 4), (64, 128, 4, 3), (256, 64, 8, 3), (128, 64, 4, 2), (64, 64, 4, 2),
-]  # fmt: skip
 
 
 def attention() -> None:
     from visavis.engine.kernels.triton.launch import Launcher
-    from visavis.engine.kernels.triton.launch_vision import StretchTile, VisionLauncher
+    from visavis.engine.kernels.triton.launch_vision import VisionLauncher
 
     device = torch.device("cuda")
-    run = VisionLauncher(Launcher(device), HEAD_DIM, torch.bfloat16)
+    run = VisionLauncher(Launcher(device))
     for images in (1, 3):
         qkv = torch.randn(images * PATCHES, 3, HEADS, HEAD_DIM, device=device, dtype=torch.bfloat16)
-        out = torch.empty(images * PATCHES, HEADS * HEAD_DIM, device=device, dtype=torch.bfloat16)
         qkv_parts = qkv.view(images, PATCHES, 3, HEADS, HEAD_DIM).permute(2, 0, 3, 1, 4)
         for backend in (SDPBackend.FLASH_ATTENTION, SDPBackend.CUDNN_ATTENTION, SDPBackend.EFFICIENT_ATTENTION):
             with sdpa_kernel(backend):
                 time_attention(backend.name, images, partial(F.scaled_dot_product_attention, *qkv_parts))
-        for tile in TILES if images == 1 else TILES[:3]:
-            run.long_tile = StretchTile(*tile)
-            call = partial(run.attention, qkv, out, run.stretches([PATCHES] * images))
-            try:
-                time_attention(f"ours {tile}", images, call)
-            except Exception as error:  # a tile the card has no room for
-                say(attention="ours", tile=tile, error=str(error)[:200])
     # Between products: what each pass costs, and what its bytes would at 4.2 TB/s.
     x = torch.randn(PATCHES, 1280, device=device, dtype=torch.bfloat16)
     wide = torch.randn(PATCHES, 5120, device=device, dtype=torch.bfloat16)

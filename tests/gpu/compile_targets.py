@@ -30,7 +30,6 @@ from visavis.engine.kv_cache import KVCache
 from visavis.engine.model_config import ModelConfig
 from visavis.engine.models.decoder import Decoder
 from visavis.engine.models.rope import RotaryEmbedding
-from visavis.engine.models.vision_layout import Run
 from visavis.engine.quantization.scheme import AT_LOAD, Scheme
 
 META = torch.device("meta")
@@ -167,14 +166,12 @@ def kernels_for(capability: int, dtype: torch.dtype) -> CudaKernels:
 
 
 def launch_tower(kernels: CudaKernels, heads: int, d: int, dtype: torch.dtype) -> None:
-    vision = CudaVision(kernels, d)
-    run = vision.vision
+    run = CudaVision(kernels).vision
     qkv = torch.empty((4888, 3, heads, d), dtype=dtype, device=META)
     x = qkv[:, 0].flatten(1).clone()
     weight = x[0]
     turn = torch.empty((4888, 1, d), device=META)
-    for lengths in ([4888], [64, 32]):
-        vision.attend(qkv, Rotation(turn, turn), vision.order([Run(1, n) for n in lengths]))
+    kernels.rotate_(qkv[:, :2].flatten(1, 2), Rotation(turn, turn))
     for bias in (weight, None):
         run.join_norm(x, weight, weight, bias, 1e-6)
         run.join_norm(x, None, weight, bias, 1e-6)

@@ -22,7 +22,7 @@ def test_kernels_compile_for(capability: int) -> None:
     kernels = [json.loads(line) for line in run.stdout.splitlines()]
     names = {k["kernel"] for k in kernels}
     assert {"gemv_kernel", "skinny_kernel", "decode_attention_kernel", "prefill_attention_kernel"} <= names
-    assert {"stretch_attention_kernel", "patch_kernel", "join_norm_kernel", "quick_gelu_kernel"} <= names
+    assert {"patch_kernel", "join_norm_kernel", "quick_gelu_kernel"} <= names
     assert {"gemv_rows_kernel", "tile_kernel", "dequantize_kernel"} <= names
     for kernel in kernels:
         assert capability == 90 or kernel["shared"] <= SMALL, kernel

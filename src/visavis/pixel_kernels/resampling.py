@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import math
-import os
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from functools import cache, lru_cache
 from itertools import pairwise
 from typing import Any, NamedTuple
@@ -20,13 +18,13 @@ import numpy.typing as npt
 
 from visavis.machine import usable_cores
 from visavis.pixel_kernels.library import found
+from visavis.pool import MAX_THREADS, worker_pool
 
 __all__ = ["coefficients", "resize_rgb"]
 
 Pixels = npt.NDArray[np.uint8]
 PRECISION_BITS = 22
 SUPPORT = 2.0  # of the cubic, in source pixels
-MAX_THREADS = 4
 THREADED_FROM = 300_000  # pixels of source and target: below, a thread would start later than the work is done
 
 
@@ -149,16 +147,10 @@ def _in_bands(work: Callable[[int, int], None], rows: int, threads: int) -> None
         work(0, rows)
         return
     edges = [rows * i // threads for i in range(threads + 1)]
-    rest = [_pool(os.getpid()).submit(work, a, b) for a, b in pairwise(edges[1:])]
+    rest = [worker_pool().submit(work, a, b) for a, b in pairwise(edges[1:])]
     work(edges[0], edges[1])
     for future in rest:
         future.result()
-
-
-@lru_cache(maxsize=1)
-def _pool(process: int) -> ThreadPoolExecutor:
-    """Of this process: a forked child has none of its parent's threads."""
-    return ThreadPoolExecutor(MAX_THREADS, "visavis-resize")
 
 
 @lru_cache(maxsize=64)

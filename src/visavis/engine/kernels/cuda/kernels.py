@@ -21,6 +21,7 @@ from visavis.engine.quantization.weight import QuantizedWeight
 from visavis.engine.transfer import send
 
 if TYPE_CHECKING:
+    from visavis.engine.kernels.vision import VisionOps
     from visavis.engine.models.decoder import Decoder
     from visavis.engine.models.rope import RotaryEmbedding
     from visavis.engine.models.vision import VisionTower
@@ -113,6 +114,11 @@ class CudaKernels(Kernels):
 
     def silu_mul(self, gate_up: torch.Tensor) -> torch.Tensor:
         return self.launcher.silu_mul(gate_up, gate_up.new_empty((gate_up.shape[0], gate_up.shape[1] // 2)))
+
+    def vision(self, head_dim: int) -> VisionOps:
+        from visavis.engine.kernels.cuda.vision import CudaVision
+
+        return CudaVision(self)
 
     def bind_cache(self, cache: KVCache) -> None:
         self.cache = cache

@@ -1,8 +1,5 @@
-"""`CudaVision`: a vision tower's operations in our Triton kernels; products stay cuBLAS's.
-
-Not in use yet: on an H200 a picture's logits came out not finite (benchmarks/gpu/NOTES.md, round 4), so `CudaKernels`
-keeps torch's operations. `tests/gpu/test_vision.py` holds these kernels against their twins.
-"""
+"""`CudaVision`: what a vision tower does between its products in our Triton kernels; products stay cuBLAS's, attention
+torch's."""
 
 from __future__ import annotations
 
@@ -10,11 +7,10 @@ from collections.abc import Sequence
 
 import torch
 
-from visavis.engine.kernels.base import Linear, Norm, Rotation
+from visavis.engine.kernels.base import Linear, Norm
 from visavis.engine.kernels.cuda.kernels import CudaKernels, CudaLinear
 from visavis.engine.kernels.triton.launch_vision import VisionLauncher
-from visavis.engine.kernels.vision import LayerNorm, Order, VisionOps
-from visavis.engine.models.vision_layout import Run
+from visavis.engine.kernels.vision import LayerNorm, VisionOps
 from visavis.patches import byte_values
 from visavis.prompt import PatchRule, PreparedMedia
 
@@ -22,12 +18,10 @@ __all__ = ["CudaVision"]
 
 
 class CudaVision(VisionOps):
-    windows_by_size = False  # one launch takes windows of all sizes; frames then stay together
-
-    def __init__(self, kernels: CudaKernels, head_dim: int) -> None:
+    def __init__(self, kernels: CudaKernels) -> None:
         super().__init__(kernels)
         self.launcher = kernels.launcher
-        self.vision = VisionLauncher(kernels.launcher, head_dim, kernels.dtype)
+        self.vision = VisionLauncher(kernels.launcher)
         self._tables: dict[PatchRule, torch.Tensor] = {}
 
     def patches(self, media: Sequence[PreparedMedia], rules: Sequence[PatchRule]) -> torch.Tensor:
@@ -40,10 +34,6 @@ class CudaVision(VisionOps):
                 self._sent(item), self._table(rule), part, rule.patch_size, rule.merge_size, rule.temporal_patch_size
             )
         return out
-
-    def order(self, runs: list[Run], gather: torch.Tensor | None = None, scatter: torch.Tensor | None = None) -> Order:
-        lengths = [run.length for run in runs for _ in range(run.repeats)]
-        return Order(runs, gather, scatter, self.vision.stretches(lengths))
 
     def join(self, x: torch.Tensor, linear: Linear, inner: torch.Tensor, norm: Norm) -> torch.Tensor:
         bias = linear.bias
@@ -61,14 +51,6 @@ class CudaVision(VisionOps):
 
     def gate(self, name: str, inner: torch.Tensor) -> torch.Tensor:
         return self.kernels.silu_mul(inner) if name == "silu" else super().gate(name, inner)
-
-    def attend(self, qkv: torch.Tensor, turn: Rotation, order: Order) -> torch.Tensor:
-        self.kernels.rotate_(qkv[:, :2].flatten(1, 2), turn)
-        if order.gather is not None:
-            qkv = qkv.index_select(0, order.gather)
-        out = qkv.new_empty((qkv.shape[0], qkv.shape[2] * qkv.shape[3]))
-        self.vision.attention(qkv, out, order.prepared)
-        return out if order.scatter is None else out.index_select(0, order.scatter)
 
     def _sent(self, item: PreparedMedia) -> torch.Tensor:
         """The pixels on the device, the copy under way."""

@@ -2,74 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
 import torch
 import triton
 
 from visavis.engine.kernels.triton import vision
-from visavis.engine.kernels.triton.launch import Launcher, pad, precision
-from visavis.engine.kernels.triton.vision_attention import stretch_attention_kernel
-from visavis.engine.transfer import send
+from visavis.engine.kernels.triton.launch import Launcher, pad
 
-__all__ = ["StretchTile", "Stretches", "VisionLauncher"]
-
-
-@dataclass(frozen=True, slots=True)
-class StretchTile:
-    block_m: int
-    block_n: int
-    warps: int
-    stages: int
-
-
-@dataclass(frozen=True, slots=True)
-class Stretches:
-    """Neighbouring patches that attend to each other, cut into tiles of queries."""
-
-    tiles: torch.Tensor  # (tiles, 3) int32: first query, first patch of its stretch, patches of that
-    tile: StretchTile
+__all__ = ["VisionLauncher"]
 
 
 class VisionLauncher:
-    def __init__(self, launcher: Launcher, head_dim: int, dtype: torch.dtype) -> None:
+    def __init__(self, launcher: Launcher) -> None:
         self.launcher = launcher
-        self.dtype = dtype
-        # 80 columns are 64 and 16, 72 are 64 and 16 of which 8 count. 96 as 64 and 32 went wrong on an H200.
-        in_two = 64 < head_dim <= 80
-        self.first_part = 64 if in_two else pad(head_dim, 16)
-        self.second_part = 16 if in_two else 0
-        self.head_dim = head_dim
-        self.long_tile: StretchTile | None = None  # where a measurement says otherwise
-
-    def tile_for(self, longest: int) -> StretchTile:
-        if self.dtype == torch.float32:
-            return StretchTile(32, 32, 4, 1)
-        if longest <= 64:
-            return StretchTile(64, 64, 4, 2)
-        if self.long_tile is not None:
-            return self.long_tile
-        return StretchTile(128, 64, 8, 3) if self.launcher.overlap else StretchTile(64, 64, 4, 2)
-
-    def stretches(self, lengths: Sequence[int]) -> Stretches:
-        """Of neighbouring stretches of these lengths, the longest tiles' first."""
-        tile = self.tile_for(max(lengths))
-        rows, begin = [], 0
-        for length in lengths:
-            rows += [(first, begin, length) for first in range(begin, begin + length, tile.block_m)]
-            begin += length
-        return Stretches(send(torch.tensor(rows, dtype=torch.int32), self.launcher.device), tile)
-
-    def attention(self, qkv: torch.Tensor, out: torch.Tensor, stretches: Stretches) -> None:
-        """qkv (patches, 3, H, D), queries and keys rotated → out (patches, H · D)."""
-        heads, d = qkv.shape[2:]
-        tile = stretches.tile
-        stretch_attention_kernel[(stretches.tiles.shape[0], heads)](
-            qkv, out, stretches.tiles, d**-0.5,
-            H=heads, D=d, D0=self.first_part, D1=self.second_part, BLOCK_M=tile.block_m, BLOCK_N=tile.block_n,
-            PRECISION=precision(qkv.dtype), num_warps=tile.warps, num_stages=tile.stages,
-        )  # fmt: skip
 
     def patches(
         self, pixels: torch.Tensor, table: torch.Tensor, out: torch.Tensor, patch: int, merge: int, temporal: int

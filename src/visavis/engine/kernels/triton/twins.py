@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 
-__all__ = ["attention", "join_norm", "product", "quick_gelu", "rms_norm", "rotate", "silu_mul", "stretch_attention"]
+__all__ = ["attention", "join_norm", "product", "quick_gelu", "rms_norm", "rotate", "silu_mul"]
 
 
 def rms_norm(x: torch.Tensor, weight: torch.Tensor, eps: float) -> torch.Tensor:
@@ -64,16 +62,6 @@ def attention(queries: torch.Tensor, stored: torch.Tensor, num_context: int) -> 
     )
     weight = score.masked_fill(~seen, float("-inf")).softmax(-1)
     return torch.einsum("hnm,mhd->nhd", weight, v).reshape(n, -1)
-
-
-def stretch_attention(qkv: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
-    """qkv (n, 3, H, D), neighbouring stretches that attend within themselves → (n, H · D) float32."""
-    parts = []
-    for part in qkv.float().split(list(lengths)):
-        q, k, v = part.transpose(0, 1).transpose(1, 2)  # each (H, n, D)
-        weight = (q @ k.transpose(1, 2) * qkv.shape[3] ** -0.5).softmax(-1)
-        parts.append((weight @ v).transpose(0, 1).flatten(1))
-    return torch.cat(parts)
 
 
 def join_norm(
