@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +54,16 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def make_engine(name: str, **settings: Any) -> NativeEngine:
-    """An engine without a checkpoint: N(0, 0.02²) weights, norms of ones."""
+def make_engine(
+    model: str | Mapping[str, Any], fill: Callable[..., None] | None = None, **settings: Any
+) -> NativeEngine:
+    """An engine without a checkpoint, of a name in `CONFIGS` or of a config.json. `fill` stands in for `load_weights`;
+    without it weights are N(0, 0.02²) and norms ones."""
+    config = CONFIGS[model] if isinstance(model, str) else model
     real = share_module.load_weights
-    share_module.load_weights = randomise  # type: ignore[assignment]
+    share_module.load_weights = fill or randomise  # type: ignore[assignment]
     try:
-        return NativeEngine(Path("."), CONFIGS[name], EngineConfig(**settings))
+        return NativeEngine(Path("."), config, EngineConfig(**settings))
     finally:
         share_module.load_weights = real
 

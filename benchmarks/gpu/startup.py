@@ -13,14 +13,17 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from benchmarks.gpu.models import CONFIGS, make_engine
+from visavis.engine import NativeEngine
 
 SHARD_BYTES = 4 << 30
+WRITERS = 4
 ONE_START = """
 import json, sys, time
 begin = float(sys.argv[2])
@@ -76,18 +79,28 @@ def main(name: str, folder: Path) -> None:
 
 def write(name: str, folder: Path) -> None:
     """Shards of random bf16 weights with their index, as a hub's folder has them."""
-    folder.mkdir(parents=True, exist_ok=True)
     engine = make_engine(name, dtype="bfloat16", kernels="torch", num_blocks=64, max_model_len=1024)
-    tower = engine.encoder.tower.weights() if engine.encoder is not None else ()
-    weights = {key: tensor for part in (engine.runner.model.weights(), tower) for key, tensor in part}
-    weight_map = {}
-    for number, shard in enumerate(in_shards(weights)):
-        file = f"model-{number}.safetensors"
-        write_shard(folder / file, shard)
-        weight_map |= dict.fromkeys(shard, file)
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}), encoding="utf-8")
+    write_weights(folder, weights_of(engine))
     (folder / "config.json").write_text(json.dumps(CONFIGS[name]), encoding="utf-8")
     engine.close()
+
+
+def weights_of(engine: NativeEngine) -> dict[str, torch.Tensor]:
+    """Of an engine on the plain kernels, by their canonical names."""
+    places = dict(engine.runner.model.weights())
+    if engine.encoder is not None:
+        places |= engine.encoder.tower.weights()
+    return {key: place for key, place in places.items() if isinstance(place, torch.Tensor)}
+
+
+def write_weights(folder: Path, weights: dict[str, torch.Tensor]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    shards = {f"model-{number}.safetensors": shard for number, shard in enumerate(in_shards(weights))}
+    with ThreadPoolExecutor(WRITERS) as pool:
+        list(pool.map(lambda file: write_shard(folder / file, shards[file]), shards))
+    weight_map = {key: file for file, shard in shards.items() for key in shard}
+    index = {"metadata": {"total_size": sum(tensor.nbytes for tensor in weights.values())}, "weight_map": weight_map}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index), encoding="utf-8")
 
 
 def in_shards(weights: dict[str, torch.Tensor]) -> Iterator[dict[str, torch.Tensor]]:
@@ -102,7 +115,7 @@ def in_shards(weights: dict[str, torch.Tensor]) -> Iterator[dict[str, torch.Tens
 
 def write_shard(path: Path, tensors: dict[str, torch.Tensor]) -> None:
     """One tensor at a time through the host: no second copy of the model there."""
-    header: dict[str, Any] = {}
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     at = 0
     for key, tensor in tensors.items():
         assert tensor.dtype == torch.bfloat16
