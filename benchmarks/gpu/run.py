@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from benchmarks.gpu.machine import ceilings, describe
+from benchmarks.gpu.mixed_load import Arrivals, measure
 from benchmarks.gpu.models import (
     CONFIGS,
     kv_bytes_per_token,
@@ -45,6 +46,7 @@ class Row:
     quantization: str | None = None
     picture: bool = False  # a prompt of one 1920 × 1080 picture
     memory_gib: int | None = None  # all that this process may take of the card; nothing else is asked for
+    arrivals: Arrivals | None = None  # prompts that come while the batch decodes; `new` is then more than it gets to
 
     @property
     def engine(self) -> tuple[str, str | None, int | None]:
@@ -70,7 +72,9 @@ ROWS = {
     "vl-7b-picture-16gib": Row("Qwen2-VL-7B", 1, 1262, 128, picture=True, memory_gib=16),
     "untuned-1": Row("Qwen3-4B", 1, 37, 512),
     "untuned-8": Row("Qwen3-4B", 8, 512, 256),
+    "mixed-load": Row("Qwen2.5-1.5B", 32, 512, 16384, arrivals=Arrivals(40, 0.05, 2048, 64)),
     "tiny-2": Row("tiny", 2, 5, 6, SAMPLED),
+    "tiny-mixed": Row("tiny", 2, 5, 1900, arrivals=Arrivals(3, 0.005, 30, 4, quiet_steps=20)),
 }
 ROUNDS = 3
 
@@ -106,6 +110,9 @@ def run_row(name: str, row: Row, engine: NativeEngine, limits: dict[str, float])
             return [picture_prompt(rng, CONFIGS[row.model]) for _ in range(row.batch)]
         return [random_prompt(rng, row.prompt, vocab) for _ in range(row.batch)]
 
+    if row.arrivals is not None:
+        found = measure(engine, row.model, prompts, row.new, row.arrivals, rng, limits, ROUNDS)
+        return {"row": name, "model": row.model, "batch": row.batch, "prompt": row.prompt, **found}
     generate(engine, prompts(), min(4, row.new), row.sampling)  # compiles and captures
     whole, single, firsts = [], [], []
     for _ in range(ROUNDS):
@@ -153,7 +160,7 @@ def load_tiles(engine: NativeEngine, path: str) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("rows", nargs="*", default=[r for r in ROWS if r != "tiny-2"])
+    parser.add_argument("rows", nargs="*", default=[r for r in ROWS if not r.startswith("tiny-")])
     parser.add_argument("--tiles", action="append", default=[])
     parser.add_argument("--warm", action="store_true", help="only make the kernels; several of these may run at once")
     args = parser.parse_args()
@@ -165,7 +172,11 @@ def main() -> None:
     for name in args.rows:
         row = ROWS[name]
         if args.warm:
-            row = replace(row, new=4, memory_gib=row.memory_gib or 24)
+            row = replace(row, memory_gib=row.memory_gib or 24)
+            if row.arrivals is None:
+                row = replace(row, new=4)
+            else:
+                row = replace(row, arrivals=replace(row.arrivals, count=2, new=4, quiet_steps=4))
         if row.engine != loaded or engine is None:
             if engine is not None:
                 engine.close()

@@ -36,6 +36,11 @@ QUANTIZED_ROWS = {
         "vl-7b-picture",
     ),
 }
+MIXED_ROWS = {
+    "mixed-load": "Qwen2.5-1.5B, 32 × 512 decoding; 40 prompts of 2048, one every 50 ms, 64 tokens each",
+}
+PARITY_MODELS = {"qwen2_vl": "Qwen2-VL-7B", "qwen2_5_vl": "Qwen2.5-VL-7B", "qwen3_vl": "Qwen3-VL-8B"}
+PARITY_PROMPTS = {"screen": "one 1920 × 1080 picture", "two-pictures": "two small pictures"}
 IMAGE_TFLOP = 27  # one 1920×1080 image of 1222 tokens through tower and decoder of Qwen2-VL-7B
 
 
@@ -78,7 +83,7 @@ def render() -> str:
         f"| 64 images × 32 tokens, one cold round | {many['images_s']:.1f} images/s | 16–20 images/s | "
         f"{rate:.0f}, {100 * rate / ceiling:.0f} % |"
     )
-    return "\n".join([*lines, *_quantized(found)])
+    return "\n".join([*lines, *_quantized(found), *_mixed(found), *_parity(found)])
 
 
 def _quantized(found: dict[str, dict[str, Any]]) -> list[str]:
@@ -99,6 +104,64 @@ def _quantized(found: dict[str, dict[str, Any]]) -> list[str]:
             f"{e['read_gb_s']}, {100 * e['of_read_ceiling']:.0f} % |"
         )
     return lines
+
+
+def _mixed(found: dict[str, dict[str, Any]]) -> list[str]:
+    lines = [
+        "",
+        "| prompts that arrive while others decode | token to token before: median, p99 | meanwhile | floor of a step: "
+        "decode, with a prompt | their first token: median, p99 | tok/s before | meanwhile, and of prompts |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for row, what in MIXED_ROWS.items():
+        if row not in found:
+            lines.append(f"| {what} | not measured yet | | | | | |")
+            continue
+        e = found[row]
+        lines.append(
+            f"| {what} | {e['before_ms']:.2f}, {e['before_p99_ms']:.2f} ms | "
+            f"{e['during_ms']:.2f}, {e['during_p99_ms']:.2f} ms | "
+            f"{e['floor_decode_ms']:.2f}, {e['floor_mixed_ms']:.2f} ms | "
+            f"{e['first_token_ms']:.0f}, {e['first_token_p99_ms']:.0f} ms | {e['before_tok_s']:.0f} | "
+            f"{e['during_tok_s']:.0f}, {e['during_prompt_tok_s']:.0f} |"
+        )
+    return lines
+
+
+def _parity(found: dict[str, dict[str, Any]]) -> list[str]:
+    """Errors are relative, along eight tokens that transformers answers in bf16."""
+    lines = [
+        "",
+        "| bf16 beside transformers' bf16, both against its float32 | logit error: ours, theirs | ratio, at the first "
+        "token | tower's error: ours, theirs | KL of the first token (nat): ours, theirs | same likeliest first "
+        "token | greedy tokens equal to theirs | law |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for family, model in PARITY_MODELS.items():
+        for prompt, pictures in PARITY_PROMPTS.items():
+            what = f"{model} dims, {pictures}"
+            e = found.get(f"parity-{family}-{prompt}")
+            if e is None:
+                lines.append(f"| {what} | not measured yet | | | | | | |")
+                continue
+            if "failed" in e:
+                lines.append(f"| {what} | failed | | | | | | **broken** |")
+                continue
+            tie = {True: ", then a near tie", False: ", then **no tie**", None: ""}[e["near_tie"]]
+            lines.append(
+                f"| {what} | {_percent(e['error'])}, {_percent(e['transformers_error'])} | "
+                f"{e['error_ratio']:.2f}, {e['first_ratio']:.2f} | "
+                f"{_percent(e['vision_error'])}, {_percent(e['transformers_vision_error'])} | "
+                f"{e['kl']:.1e}, {e['transformers_kl']:.1e} | {'yes' if e['top1'] else 'no'}, "
+                f"{'yes' if e['transformers_top1'] else 'no'} | "
+                f"{e['equal_to_transformers']} of {len(e['tokens']['transformers'])}{tie} | "
+                f"{'kept' if e['kept'] else '**broken**'} |"
+            )
+    return lines
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.2f} %"
 
 
 def page_with(table: str) -> str:
