@@ -50,7 +50,7 @@ def attention() -> None:
     w = torch.randn(1280, device=device, dtype=torch.bfloat16)
     timed: dict[str, Callable[[], Any]] = {
         "layer_norm": lambda: F.layer_norm(x, (1280,), w, w),
-        "join_norm": lambda: run.join_norm(x, w, w, w, 1e-6),
+        "join_norm": lambda: run.join_norm(x, x, w, w, 1e-6),
         "add_bias": lambda: x.add_(w),
         "quick_gelu ours": lambda: run.quick_gelu_(wide),
         "gelu tanh": lambda: F.gelu(wide, approximate="tanh"),

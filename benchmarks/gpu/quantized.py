@@ -15,8 +15,9 @@ from typing import Any
 import torch
 
 from benchmarks.gpu.machine import time_ms
-from visavis.engine.kernels.triton.launch import DecodeScratch, GemvTile, Launcher
+from visavis.engine.kernels.triton.launch import DecodeScratch, Launcher
 from visavis.engine.kernels.triton.launch_quantized import QuantizedLauncher, Tile
+from visavis.engine.kernels.triton.tiles import GemvTile
 from visavis.engine.quantization.weight import QuantizedWeight
 
 SHAPES = {"qkv": (4608, 3584), "output": (3584, 3584), "gate_up": (18944, 3584), "down": (3584, 18944)}

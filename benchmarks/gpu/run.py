@@ -147,7 +147,7 @@ def start(row: Row) -> NativeEngine:
 
 def load_tiles(engine: NativeEngine, path: str) -> None:
     """Tiles that `tune.py` wrote, instead of the built-in ones."""
-    from visavis.engine.kernels.triton.launch import GemvTile, SkinnyTile
+    from visavis.engine.kernels.triton.tiles import GemvTile, SkinnyTile
 
     assert engine.ahead is not None
     launcher = engine.ahead.step.launcher

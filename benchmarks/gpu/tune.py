@@ -18,7 +18,7 @@ from benchmarks.gpu.machine import time_ms
 from benchmarks.gpu.models import make_engine, weight_bytes
 from visavis.engine.kernels.cuda.sampling import GREEDY
 from visavis.engine.kernels.cuda.step import COLUMNS, DecodeStep
-from visavis.engine.kernels.triton.launch import GemvTile, SkinnyTile
+from visavis.engine.kernels.triton.tiles import AttentionTile, GemvTile, SkinnyTile
 
 # Rows and columns of a tile, warps, programs a multiprocessor (0: a block of rows each). Whole rows where columns ≥ K.
 GEMV = {
@@ -45,7 +45,13 @@ SKINNY = {  # rows and columns of a tile, programs that share a sum, warps, stag
     "down": [(32, 128, 8, 4, 4), (32, 64, 8, 4, 6), (32, 256, 5, 4, 3), (64, 64, 10, 4, 6)],
     "lm_head": [(64, 64, 1, 4, 6), (128, 64, 1, 4, 6), (64, 128, 1, 4, 4)],
 }
-ATTENTION = [(64, 64, 8), (32, 32, 4), (128, 128, 8)]  # tokens a tile, tokens a split at least, warps
+ATTENTION = [
+    (64, 64, 2),
+    (64, 64, 4),
+    (32, 32, 2),
+    (128, 128, 4),
+    (128, 1024, 4),
+]  # tokens a tile, tokens a split at least, warps
 
 
 def step_ms(step: DecodeStep, rows: int, context: int) -> float:
@@ -75,6 +81,7 @@ def _without(left_out: str, product: Callable[..., None]) -> Callable[..., None]
 def main(name: str, rows: int, out: str | None) -> None:
     engine = make_engine(name, max_num_seqs=max(rows, 8), max_model_len=2048)
     assert engine.ahead is not None
+    engine.ahead.ready()  # nobody else is to use the device while a graph is captured
     step = engine.ahead.step
     launcher = step.launcher
     single = rows == 1
@@ -83,14 +90,21 @@ def main(name: str, rows: int, out: str | None) -> None:
     with torch.inference_mode():
         base = step_ms(step, rows, context)
         say(what="default", rows=rows, ms=base, gb_s=weight_bytes(name) / base / 1e6)
-        for attribute, values in (("overlap", (0,)), ("skinny_overlap", (1,)),
-                                  ("attention_tile", ATTENTION)):  # fmt: skip
-            kept = getattr(launcher, attribute)
-            for value in values:  # type: ignore[attr-defined]
-                setattr(launcher, attribute, value)
+        launcher.overlap = 0
+        ms = step_ms(step, rows, context)
+        launcher.overlap = 1
+        say(what="overlap", value=0, ms=round(ms, 4), delta_us=round(1e3 * (ms - base), 1))
+        for kind in ("attention", *SKINNY):
+            for value in (1, 2, 3):  # see overlap.py
+                launcher.overlaps[kind] = value
                 ms = step_ms(step, rows, context)
-                say(what=attribute, value=value, ms=round(ms, 4), delta_us=round(1e3 * (ms - base), 1))
-            setattr(launcher, attribute, kept)
+                say(what="overlap", kind=kind, value=value, ms=round(ms, 4), delta_us=round(1e3 * (ms - base), 1))
+            launcher.overlaps.pop(kind)
+        for values in ATTENTION:
+            launcher.attention_tile = AttentionTile(*values)
+            ms = step_ms(step, rows, context)
+            say(what="attention", tile=values, ms=round(ms, 4), delta_us=round(1e3 * (ms - base), 1))
+        launcher.attention_tile = None
         for kind in SKINNY:
             if not single:
                 launcher.skinny_rows[kind] = 1

@@ -173,7 +173,7 @@ def launch_tower(kernels: CudaKernels, heads: int, d: int, dtype: torch.dtype) -
     turn = torch.empty((4888, 1, d), device=META)
     kernels.rotate_(qkv[:, :2].flatten(1, 2), Rotation(turn, turn))
     for bias in (weight, None):
-        run.join_norm(x, weight, weight, bias, 1e-6)
+        run.join_norm(x, x, weight, bias, 1e-6)
         run.join_norm(x, None, weight, bias, 1e-6)
     run.quick_gelu_(x)
     pixels = torch.empty((2, 728, 1316, 3), dtype=torch.uint8, device=META)

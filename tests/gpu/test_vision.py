@@ -52,7 +52,8 @@ def test_patches_are_bit_for_bit_the_twins(rule: PatchRule, dtype: torch.dtype, 
 @pytest.mark.parametrize("n", [16, 80, 1152, 1280])
 def test_norms_equal_twins(n: int, rms: bool, late: bool, dtype: torch.dtype, device: torch.device) -> None:
     x = (torch.randn(5, n, device=device) * 3 + 1).to(dtype)
-    weight, bias, more = (torch.randn(n, device=device).to(dtype) for _ in range(3))
+    more = torch.randn(5, n, device=device).to(dtype)
+    weight, bias = (torch.randn(n, device=device).to(dtype) for _ in range(2))
     run = VisionLauncher(Launcher(device))
     expected_x, expected = twins.join_norm(x, more if late else None, weight, None if rms else bias, 1e-6)
     found = run.join_norm(x, more if late else None, weight, None if rms else bias, 1e-6)

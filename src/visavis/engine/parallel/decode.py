@@ -50,8 +50,10 @@ class ParallelDecodeStep(DecodeStep):
         out: torch.Tensor,
         *,
         residual: bool = False,
+        then: Any = None,
         **rest: Any,
     ) -> None:
+        """`then`: not of use, as a result is whole only after its sum."""
         collectives = self.communicator.collectives
         assert collectives is not None
         if residual:  # as `SummedLinear`

@@ -21,6 +21,6 @@ class QuantizedLinear:
         return F.linear(x, self.weight.dequantize(x.dtype), self.bias)
 
     def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        if self.bias is not None:
-            residual.add_(self.bias)
+        if self.bias is not None:  # not added by itself: the residual is rounded once
+            return residual.add_(self(x))
         return residual.addmm_(x, self.weight.dequantize(x.dtype).t())

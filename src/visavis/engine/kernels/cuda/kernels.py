@@ -14,8 +14,9 @@ from visavis.engine.kernels.cuda.ahead import AheadDecoder
 from visavis.engine.kernels.cuda.quantized import CudaQuantizedLinear
 from visavis.engine.kernels.cuda.step import DecodeStep
 from visavis.engine.kernels.cuda.warm_up import WarmUp
-from visavis.engine.kernels.triton.launch import DecodeScratch, Launcher, pad
+from visavis.engine.kernels.triton.launch import DecodeScratch, Launcher
 from visavis.engine.kernels.triton.launch_quantized import QuantizedLauncher
+from visavis.engine.kernels.triton.tiles import pad
 from visavis.engine.kv_cache import KVCache
 from visavis.engine.quantization.weight import QuantizedWeight
 from visavis.engine.transfer import send
@@ -44,8 +45,8 @@ class CudaLinear:
         return F.linear(x, self.weight, self.bias)
 
     def add_to(self, residual: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
-        if self.bias is not None:
-            residual.add_(self.bias)
+        if self.bias is not None:  # not added by itself: the residual is rounded once
+            return residual.add_(self(x))
         return residual.addmm_(x, self.weight.t())
 
 

@@ -10,7 +10,8 @@ from typing import NamedTuple
 import torch
 
 from visavis.engine.kernels.triton import sampling
-from visavis.engine.kernels.triton.launch import Launcher, pad
+from visavis.engine.kernels.triton.launch import Launcher
+from visavis.engine.kernels.triton.tiles import pad
 from visavis.engine.random_numbers import mixed_seed
 from visavis.engine.sequence import Sequence
 from visavis.sampling import ResolvedSampling

@@ -12,8 +12,9 @@ import torch
 
 from visavis.engine.kernels.cuda.sampling import Mode, SampleStep
 from visavis.engine.kernels.triton.elementwise import begin_step_kernel
-from visavis.engine.kernels.triton.launch import SKINNY_ROWS, Launcher, pad
+from visavis.engine.kernels.triton.launch import SKINNY_ROWS, Folded, Launcher, Parts
 from visavis.engine.kernels.triton.launch_quantized import TILE_ROWS, QuantizedLauncher
+from visavis.engine.kernels.triton.tiles import pad
 from visavis.engine.kv_cache import KVCache
 from visavis.engine.quantization.weight import QuantizedWeight
 
@@ -70,6 +71,10 @@ class DecodeStep:
         widest = max(c.hidden_size, heads * c.head_dim, min(c.vocab_size, 128 * launcher.processors))
         most = SKINNY_ROWS if model.kernels.scheme is None else TILE_ROWS
         self.scratch = launcher.decode_scratch(seats, c.num_kv_heads, group, c.head_dim, widest, most)
+        most_programs = -(-c.hidden_size // 16)  # no tile has fewer columns
+        self.folded = Folded(self.normed, torch.empty((most_programs, 16), device=device))
+        self._folded_for: Norm | None = None  # what `folded` is the input of
+        self.folds = dtype != torch.float16  # which a residual stream times a gain may overflow
         self.sampling = SampleStep(c.vocab_size, seats, launcher)
 
     def fill_with_holes(self, rows: int) -> None:
@@ -87,25 +92,36 @@ class DecodeStep:
             columns["place"], columns["block"], self.tables, x, self.tables.stride(0),
             N=n, BLOCK=pad(n), PDL=self.launcher.overlap, num_warps=4, **self.launcher.options,
         )  # fmt: skip
-        for layer in self.model.layers:
-            self._layer(layer, x, columns)
+        self._folded_for = None
+        norms = [*(layer.input_norm for layer in self.model.layers[1:]), self.model.norm]
+        for layer, following in zip(self.model.layers, norms, strict=True):
+            self._layer(layer, x, columns, following)
         self._product("lm_head", x, self.model.lm_head, None, self.logits[:rows], norm=self.model.norm)
         self.sampling(self.logits[:rows], self.sampled[:rows], columns["seat"], columns["index"], mode)
 
-    def _layer(self, layer: DecoderLayer, x: torch.Tensor, columns: dict[str, torch.Tensor]) -> None:
+    def _layer(self, layer: DecoderLayer, x: torch.Tensor, columns: dict[str, torch.Tensor], following: Norm) -> None:
         rows = x.shape[0]
         qkv, attended, inner = self.qkv[:rows], self.attended[:rows], self.inner[:rows]
         self._product("qkv", x, layer.qkv.weight, layer.qkv.bias, qkv.view(rows, -1), norm=layer.input_norm)
-        self.launcher.decode_attention(
+        parts = self.launcher.decode_attention(
             qkv, self.layers[layer.index], attended, self.tables, columns["seat"], columns["context"],
             block_size=self.cache.block_size, scratch=self.scratch, turn=(columns["position"], self.cos, self.sin),
             qk_norm=None if layer.qk_norm is None else (layer.qk_norm[0].weight, layer.qk_norm[1].weight),
-            eps=layer.input_norm.eps,
+            eps=layer.input_norm.eps, later=isinstance(layer.output.weight, torch.Tensor),
         )  # fmt: skip
-        self._product("output", attended, layer.output.weight, layer.output.bias, x, residual=True)
+        self._product(
+            "output",
+            attended,
+            layer.output.weight,
+            layer.output.bias,
+            x,
+            residual=True,
+            then=layer.mlp_norm,
+            parts=parts,
+        )
         gate_up = layer.gate_up
         self._product("gate_up", x, gate_up.weight, gate_up.bias, inner, norm=layer.mlp_norm, silu=True)
-        self._product("down", inner, layer.down.weight, layer.down.bias, x, residual=True)
+        self._product("down", inner, layer.down.weight, layer.down.bias, x, residual=True, then=following)
 
     def _product(
         self,
@@ -118,27 +134,40 @@ class DecodeStep:
         norm: Norm | None = None,
         residual: bool = False,
         silu: bool = False,
+        then: Norm | None = None,
+        parts: Parts | None = None,
     ) -> None:
         """out = x (normalised with `norm`) · weightᵀ, or added to it, or silu(gates) · ups of it: by our kernels for
-        few rows, which fold all of that in, else by cuBLAS and one kernel for each of those."""
+        few rows, which fold all of that in, else by cuBLAS and one kernel for each of those. `then`: the norm that the
+        result goes through next; `parts`: what attention has left to join."""
         rows = x.shape[0]
         run = self.launcher
+        folded_for, self._folded_for = self._folded_for, None
         if isinstance(weight, QuantizedWeight):
             self._quantized(kind, x, weight, bias, out, norm, residual, silu)
             return
         ours = rows <= run.most_rows(kind)
-        if norm is not None and rows > 1 and (run.norm_apart or not ours):
-            x = run.rms_norm(x, norm.weight, norm.eps, self.normed[:rows])
-            norm = None
+        folded = None
+        gain, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+        if norm is not None and rows > 1:
+            if ours and folded_for is norm:
+                x, folded = self.normed[:rows], self.folded
+            else:
+                x = run.rms_norm(x, norm.weight, norm.eps, self.normed[:rows])
+            gain = None
         if ours:
-            gain, eps = (None, 0.0) if norm is None else (norm.weight, norm.eps)
+            fold = None
+            if then is not None and 1 < rows <= SKINNY_ROWS and self.folds:
+                fold, self._folded_for = (self.folded, then.weight), then
             run.product(
-                kind, x, weight, out, bias=bias, norm=gain, eps=eps, residual=residual, silu=silu, scratch=self.scratch
-            )
+                kind, x, weight, out, bias=bias, norm=gain, eps=eps, residual=residual, silu=silu, scratch=self.scratch,
+                parts=parts, fold=fold, folded=folded,
+            )  # fmt: skip
         elif residual:
-            if bias is not None:
-                out.add_(bias)
-            out.addmm_(x, weight.t())
+            if bias is not None:  # not added by itself: the residual is rounded once
+                out.add_(_linear(x, weight, bias, self.normed[:rows]))
+            else:
+                out.addmm_(x, weight.t())
         elif silu:
             run.silu_mul(_linear(x, weight, bias, self.gate_up[:rows]), out)
         elif out.dtype != x.dtype:

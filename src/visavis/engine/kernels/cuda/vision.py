@@ -3,18 +3,26 @@ torch's."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
+from typing import Any
 
 import torch
+import torch.nn.functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from visavis.engine.kernels.base import Linear, Norm
-from visavis.engine.kernels.cuda.kernels import CudaKernels, CudaLinear
+from visavis.engine.kernels.cuda.kernels import CudaKernels
 from visavis.engine.kernels.triton.launch_vision import VisionLauncher
-from visavis.engine.kernels.vision import LayerNorm, VisionOps
+from visavis.engine.kernels.vision import LayerNorm, Order, VisionOps
+from visavis.engine.models.vision_layout import Run
 from visavis.patches import byte_values
 from visavis.prompt import PatchRule, PreparedMedia
 
 __all__ = ["CudaVision"]
+
+PLANNED_FROM = 256
+"""Patches of a frame: windows are too short for a plan to pay."""
 
 
 class CudaVision(VisionOps):
@@ -23,6 +31,7 @@ class CudaVision(VisionOps):
         self.launcher = kernels.launcher
         self.vision = VisionLauncher(kernels.launcher)
         self._tables: dict[PatchRule, torch.Tensor] = {}
+        self._frames: Counter[int] = Counter()  # seen so far, by their number of patches
 
     def patches(self, media: Sequence[PreparedMedia], rules: Sequence[PatchRule]) -> torch.Tensor:
         """In the tower's dtype, from the bytes: a quarter or an eighth of what the floats would be to send."""
@@ -35,13 +44,31 @@ class CudaVision(VisionOps):
             )
         return out
 
+    def order(self, runs: list[Run], gather: torch.Tensor | None = None, scatter: torch.Tensor | None = None) -> Order:
+        return Order(runs, gather, scatter, [self._backend(run) for run in runs])
+
+    def _backend(self, run: Run) -> SDPBackend | None:
+        """cuDNN's attention takes two thirds of FlashAttention-2's time, but plans for 40 ms before the first call of a
+        shape: for frames of a size that comes again."""
+        if self.kernels.dtype == torch.float32 or not self.launcher.overlap:
+            return None
+        self._frames[run.length] += run.repeats
+        again = run.length >= PLANNED_FROM and self._frames[run.length] > 1
+        return SDPBackend.CUDNN_ATTENTION if again else SDPBackend.FLASH_ATTENTION
+
+    def attention(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, how: Any) -> torch.Tensor:
+        if how is None:
+            return super().attention(q, k, v, how)
+        with sdpa_kernel(how):
+            if how is SDPBackend.FLASH_ATTENTION:
+                return F.scaled_dot_product_attention(q, k, v)
+            frames = zip(q.split(1), k.split(1), v.split(1), strict=True)  # one plan, however many there are
+            parts = [F.scaled_dot_product_attention(*frame) for frame in frames]
+        return parts[0] if len(parts) == 1 else torch.cat(parts)
+
     def join(self, x: torch.Tensor, linear: Linear, inner: torch.Tensor, norm: Norm) -> torch.Tensor:
-        bias = linear.bias
-        if type(linear) is CudaLinear:
-            x.addmm_(inner, linear.weight.t())
-        else:  # whatever it is made of, it knows how to add its bias
-            x, bias = linear.add_to(x, inner), None
-        return self.vision.join_norm(x, bias, norm.weight, norm.bias if isinstance(norm, LayerNorm) else None, norm.eps)
+        bias = norm.bias if isinstance(norm, LayerNorm) else None
+        return self.vision.join_norm(x, linear(inner), norm.weight, bias, norm.eps)
 
     def activate(self, name: str, inner: torch.Tensor) -> torch.Tensor:
         if name != "quick_gelu":

@@ -122,4 +122,5 @@ def _picture(tower: VisionTower) -> None:
     if config.window_size:  # the same layer once within windows, once over the frame
         short.blocks = tower.blocks[:1] * 2
         short.config = replace(config, full_attention_layers=frozenset({1}))
-    short(tower.ops.patches([item], [rule]), [grid])
+    for _ in range(2):  # a second frame of the same size may be attended to by other means
+        short(tower.ops.patches([item], [rule]), [grid])

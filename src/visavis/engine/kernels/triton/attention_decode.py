@@ -7,10 +7,25 @@ programs of one (request, key head) share its keys; the one that finishes last j
 import triton
 import triton.language as tl
 
-from visavis.engine.kernels.triton.overlap import begin_overlap, wait_for_input
+from visavis.engine.kernels.triton.overlap import begin_overlap, end_overlap, wait_for_input
 from visavis.engine.kernels.triton.softmax import LOG2E, accumulate
 
-__all__ = ["decode_attention_kernel"]
+__all__ = ["JOINED_LATER", "MAX_SPLITS", "decode_attention_kernel", "split_keys"]
+
+MAX_SPLITS = tl.constexpr(64)
+JOINED_LATER = tl.constexpr(8)
+"""As many parts at most are left for the product behind attention to join."""
+
+
+@triton.jit
+def split_keys(context, splits, BLOCK: tl.constexpr, MIN_SPLIT: tl.constexpr, LATER: tl.constexpr):
+    """How many tokens each program of a request takes, and how many programs that makes. With LATER contexts that
+    `JOINED_LATER` programs of two tiles can take are never split finer."""
+    length = tl.maximum((context + splits * BLOCK - 1) // (splits * BLOCK) * BLOCK, MIN_SPLIT)
+    if LATER:
+        longer = (context + JOINED_LATER * BLOCK - 1) // (JOINED_LATER * BLOCK) * BLOCK
+        length = tl.where(longer <= 2 * BLOCK, tl.maximum(length, longer), length)
+    return length, tl.maximum((context + length - 1) // length, 1)
 
 
 @triton.jit
@@ -54,7 +69,11 @@ def _attend(q_low, q_high, k_low, k_high, v, live, acc, top, total, scale, PRECI
     return accumulate(score, v, acc, top, total, PRECISION)
 
 
-@triton.jit(do_not_specialize=["table_stride"])  # which changes from step to step beside prompts
+@triton.jit(
+    # What changes from step to step, or with the size of the batch.
+    do_not_specialize=["table_stride", "splits"],
+    do_not_specialize_on_alignment=["tables", "table_rows", "contexts", "positions"],
+)
 def decode_attention_kernel(
     qkv,  # (rows, H + 2K, D)
     cache,  # (slots, 2K, D) of this layer
@@ -67,9 +86,10 @@ def decode_attention_kernel(
     sin,
     q_norm,  # (D,), QK_NORM only
     k_norm,
-    partial,  # (rows, K, SPLITS, GROUP_PAD, D_PAD + 2) float32: unnormalised sum, then its maximum and denominator
+    partial,  # (rows, K, splits, GROUP_PAD, D_PAD + 2) float32: unnormalised sum, then its maximum and denominator
     arrived,  # (rows, K) int32, zeros before and after
     table_stride,
+    splits,  # at most MAX_SPLITS
     scale,
     eps,
     H: tl.constexpr,
@@ -80,10 +100,10 @@ def decode_attention_kernel(
     D_PAD: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,  # tokens a KV block
     BLOCK: tl.constexpr,  # tokens a tile
-    SPLITS: tl.constexpr,
     MIN_SPLIT: tl.constexpr,  # tokens, a multiple of BLOCK
     FUSED: tl.constexpr,
     QK_NORM: tl.constexpr,
+    LATER: tl.constexpr,  # a few parts are left for `gemv_joined_kernel` to join
     PRECISION: tl.constexpr,
     PDL: tl.constexpr,
 ):
@@ -92,11 +112,11 @@ def decode_attention_kernel(
     split = tl.program_id(2)
     group: tl.constexpr = H // K
     begin_overlap(PDL)
-    if PDL != 1 or not FUSED:
+    early: tl.constexpr = FUSED and (PDL == 1 or PDL == 3)
+    if not early:
         wait_for_input(PDL)
     context = tl.load(contexts + row)
-    length = tl.maximum((context + SPLITS * BLOCK - 1) // (SPLITS * BLOCK) * BLOCK, MIN_SPLIT)
-    active = tl.maximum((context + length - 1) // length, 1)
+    length, active = split_keys(context, splits, BLOCK, MIN_SPLIT, LATER)
     half = tl.arange(0, HALF_PAD)
     live_half = half < D // 2
     table = tables + tl.load(table_rows + row).to(tl.int64) * table_stride
@@ -110,7 +130,7 @@ def decode_attention_kernel(
     k_first, k_first_high, v_first = _load_tile(
         cache, table, head, begin, end, K, D, HALF_PAD, D_PAD, BLOCK_SIZE, BLOCK
     )
-    if PDL == 1 and FUSED:
+    if early:
         wait_for_input(PDL)
     if (context >= 0) & (split < active):
         g = tl.arange(0, GROUP_PAD)
@@ -161,19 +181,24 @@ def decode_attention_kernel(
             k_low, k_high, v = _load_tile(cache, table, head, start, end, K, D, HALF_PAD, D_PAD, BLOCK_SIZE, BLOCK)
             acc, top, total = _attend(q_low, q_high, k_low, k_high, v, live, acc, top, total, scale, PRECISION)
 
+        end_overlap(PDL)
         last = active == 1
         if active > 1:
             width: tl.constexpr = D_PAD + 2
-            parts = partial + (row * K + head) * SPLITS * GROUP_PAD * width + g * width
+            parts = partial + (row * K + head) * splits * GROUP_PAD * width + g * width
             mine = parts + split * GROUP_PAD * width
             tl.store(mine[:, None] + d[None, :], acc)
             tl.store(mine + D_PAD, top)
             tl.store(mine + D_PAD + 1, total)
-            tl.debug_barrier()
-            last = tl.atomic_add(arrived + row * K + head, 1, sem="acq_rel") == active - 1
+            joins = True
+            if LATER:
+                joins = active > JOINED_LATER
+            if joins:
+                tl.debug_barrier()
+                last = tl.atomic_add(arrived + row * K + head, 1, sem="acq_rel") == active - 1
             if last:
-                every = tl.arange(0, SPLITS)[:, None] * (GROUP_PAD * width)
-                there = (tl.arange(0, SPLITS) < active)[:, None]
+                every = tl.arange(0, MAX_SPLITS)[:, None] * (GROUP_PAD * width)
+                there = (tl.arange(0, MAX_SPLITS) < active)[:, None]
                 peaks = tl.load(parts[None, :] + every + D_PAD, mask=there, other=float("-inf"), cache_modifier=".cg")
                 totals = tl.load(parts[None, :] + every + D_PAD + 1, mask=there, other=0.0, cache_modifier=".cg")
                 top = tl.max(peaks, 0)

@@ -34,7 +34,10 @@ def _tile(
     return accumulate(score, v, acc, top, total, PRECISION)
 
 
-@triton.jit(do_not_specialize=["table_stride"])  # which changes from step to step
+@triton.jit(
+    do_not_specialize=["table_stride"],  # which changes from step to step, as what follows does
+    do_not_specialize_on_alignment=["tables", "starts", "contexts", "counts"],
+)
 def prefill_attention_kernel(
     qkv,  # (tokens, H + 2K, D), rotated; keys and values are read from the cache
     cache,  # (slots, 2K, D) of this layer

@@ -15,35 +15,43 @@ import triton
 from visavis.engine.kernels.triton import elementwise, linear
 from visavis.engine.kernels.triton.attention_decode import decode_attention_kernel
 from visavis.engine.kernels.triton.attention_prefill import prefill_attention_kernel
+from visavis.engine.kernels.triton.tiles import (
+    AttentionTile,
+    GemvTile,
+    SkinnyTile,
+    attention_tile,
+    decode_splits,
+    gemv_tile,
+    pad,
+    skinny_tile,
+)
 
-__all__ = ["SKINNY_ROWS", "DecodeScratch", "GemvTile", "Launcher", "SkinnyTile", "pad"]
+__all__ = ["SKINNY_ROWS", "DecodeScratch", "Folded", "Launcher", "Parts"]
 
 SKINNY_ROWS = 16
 """Up to as many rows a decode step's products go through our kernels; above, cuBLAS is as good."""
-SMALL_SHARED_MEMORY = 99 << 10
-"""Bytes a block may have on compute capability 8.6 and 8.9."""
-
-
-def pad(n: int, least: int = 1) -> int:
-    """The next power of two."""
-    return max(least, 1 << (n - 1).bit_length())
+LATE = {"output": 3, "gate_up": 3}
+"""Products of several rows whose successor starts late (`overlap.py`): all it could do early is take their place."""
 
 
 @dataclass(frozen=True, slots=True)
-class GemvTile:
-    block_n: int
-    block_k: int
-    warps: int
-    programs: int = 0  # a multiprocessor, each taking several blocks of whole rows; 0: one block of rows a program
+class Parts:
+    """Attention of one request that its parts are left of in the scratch, for the product behind it to join."""
+
+    contexts: torch.Tensor
+    kv_heads: int
+    head_dim: int
+    splits: int
+    tile: AttentionTile
 
 
-@dataclass(frozen=True, slots=True)
-class SkinnyTile:
-    block_n: int
-    block_k: int
-    split: int
-    warps: int
-    stages: int
+@dataclass(slots=True)
+class Folded:
+    """A result times the gain of the norm that follows, and its rows' sums of squares: so a norm needs no kernel."""
+
+    x: torch.Tensor  # (rows, N)
+    squares: torch.Tensor  # (programs, 16) float32
+    programs: int = 0  # that wrote `squares`
 
 
 @dataclass(slots=True)
@@ -69,47 +77,27 @@ class Launcher:
         self.processors = properties.multi_processor_count if properties else 4
         self.overlap = 1 if properties is not None and properties.major >= 9 else 0  # see overlap.py
         self.skinny_rows: dict[str, int] = {}  # by kind of product, where it is not SKINNY_ROWS
-        self.skinny_overlap = 0
-        self.norm_apart = True
-        self.fixed_splits: int | None = None
-        self.attention_tile: tuple[int, int, int] | None = None  # tokens a tile, tokens a split at least, warps
-        self.gemv_tiles: dict[str, GemvTile] = {}  # by kind of product, where a measurement says otherwise
+        # By kind of launch, where a measurement says otherwise:
+        self.overlaps: dict[str, int] = {}
+        self.attention_tile: AttentionTile | None = None
+        self.gemv_tiles: dict[str, GemvTile] = {}
         self.skinny_tiles: dict[str, SkinnyTile] = {}
 
     @property
     def options(self) -> dict[str, Any]:
         return {"launch_pdl": True} if self.overlap else {}
 
+    def overlap_of(self, kind: str, rows: int) -> int:
+        """What `PDL` is of a launch for so many rows."""
+        if not self.overlap:
+            return 0
+        late = LATE.get(kind, 3 if kind == "attention" else 1) if rows > 1 else 1
+        return self.overlaps.get(kind, late)
+
     def most_rows(self, kind: str) -> int:
         return self.skinny_rows.get(kind, SKINNY_ROWS)
 
     # ---- products ----------------------------------------------------------------------------------------------
-
-    def gemv_tile(self, kind: str, n: int, k: int, item: int) -> GemvTile:
-        if kind in self.gemv_tiles:
-            return self.gemv_tiles[kind]
-        # What was fastest on an H200 (benchmarks/gpu/tune.py) for hidden sizes of 1536 and 3584, in 2-byte columns.
-        row, scale = pad(k), 2 / item
-        if n >= 1 << 16:  # the head: so many rows that nothing has to be kept in flight between blocks of them
-            return GemvTile(8, min(int(256 * scale), row), 4)
-        if row <= 2048 * scale:
-            return GemvTile(2, row, 4, 4) if n > k else GemvTile(2, row, 2)
-        if row <= 4096 * scale:
-            return GemvTile(1, row, 4, 4 if n > 2 * k else 8) if n > k else GemvTile(2, row, 8, 4)
-        return GemvTile(8, int(1024 * scale), 8) if n < 2048 else GemvTile(4, int(1024 * scale), 4)
-
-    def skinny_tile(self, kind: str, n: int, k: int, item: int, *, splits: bool, silu: bool = False) -> SkinnyTile:
-        if kind in self.skinny_tiles:
-            return self.skinny_tiles[kind]
-        unit = 128 * 2 // item
-        if silu:
-            return SkinnyTile(64, max(16, min(unit // 2, pad(k))), 1, 4, 5 if item == 2 else 3)
-        block_n = 32 if n >= 64 * self.processors or k > 4096 else 16
-        block_k = max(16, min(unit, pad(k)))
-        split = 1
-        while splits and split < 8 and n // block_n * split < 2 * self.processors and k >= 4 * block_k * split:
-            split *= 2
-        return SkinnyTile(block_n, block_k, split, 4, 4)
 
     def product(
         self,
@@ -124,42 +112,62 @@ class Launcher:
         residual: bool = False,
         silu: bool = False,
         scratch: DecodeScratch,
+        parts: Parts | None = None,
+        fold: tuple[Folded, torch.Tensor] | None = None,
+        folded: Folded | None = None,
     ) -> None:
         """out (rows, N) = x (rows, K) · weightᵀ; `norm`: of RMS-normalised x; `silu`: weight is gates over ups;
-        `residual`: added to what `out` holds. x and out are contiguous."""
+        `residual`: added to what `out` holds. x and out are contiguous.
+
+        `parts`: x is to be joined from them, if attention has not done so. `fold`: the result is also written there,
+        times the gain of the norm that follows (2 to `SKINNY_ROWS` rows, as `folded`). `folded`: x is that of an
+        earlier product, and still to be scaled by `eps` and its squares.
+        """
         rows, k = x.shape
         n = out.shape[1]
         item = weight.element_size()
         flags = {"NORM": norm is not None, "BIAS": bias is not None, "RESIDUAL": residual, "SILU": silu}
         nothing = weight  # a pointer that is not followed
         bias, norm = (nothing if t is None else t for t in (bias, norm))
+        if parts is not None:
+            d, block_n = parts.head_dim, 32 // item
+            linear.gemv_joined_kernel[(triton.cdiv(n, block_n),)](
+                x, scratch.partial, parts.contexts, weight, bias, out, n, parts.splits,
+                K=k, BLOCK_N=block_n, KV=parts.kv_heads, GROUP_PAD=pad(k // d // parts.kv_heads, 16), D=d,
+                H_PAD=pad(k // d), BLOCK=parts.tile.block, MIN_SPLIT=parts.tile.least, BIAS=flags["BIAS"],
+                PDL=self.overlap_of(kind, rows), num_warps=4, **self.options,
+            )  # fmt: skip
+            return
         if rows == 1:
-            tile = self.gemv_tile(kind, n, k, item)
+            tile = self.gemv_tiles.get(kind) or gemv_tile(n, k, item)
             blocks = triton.cdiv(n, tile.block_n)
             whole = tile.block_k >= k
             kernel = linear.gemv_rows_kernel if whole else linear.gemv_kernel
             grid = (min(blocks, tile.programs * self.processors or blocks) if whole else blocks,)
             kernel[grid](
                 x, weight, bias, norm, out, n, eps,
-                K=k, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, **flags, PDL=self.overlap,
+                K=k, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, **flags,
+                PDL=self.overlap_of(kind, rows),
                 num_warps=tile.warps, **self.options,
             )  # fmt: skip
             return
-        wide = self.skinny_tile(kind, n, k, item, splits=not flags["NORM"] and not silu, silu=silu)
-        linear.skinny_kernel[(triton.cdiv(n, wide.block_n), wide.split)](
-            x, weight, bias, norm, out, scratch.partial, scratch.arrived, rows, n, eps,
+        apart = not flags["NORM"] and not silu
+        wide = self.skinny_tiles.get(kind) or skinny_tile(kind, n, k, item, self.processors, splits=apart, silu=silu)
+        programs = triton.cdiv(n, wide.block_n)
+        squares, copy, next_norm = scratch.partial, out, weight
+        if fold is not None:
+            fold[0].programs, squares, copy, next_norm = programs, fold[0].squares, fold[0].x, fold[1]
+        elif folded is not None:
+            squares = folded.squares
+        count = 0 if folded is None else folded.programs
+        linear.skinny_kernel[(programs, wide.split)](
+            x, weight, bias, norm, out, scratch.partial, scratch.arrived, copy, next_norm, squares, rows, n, eps,
             K=k, M_PAD=pad(rows, 16), BLOCK_N=wide.block_n, BLOCK_K=wide.block_k, SPLIT=wide.split, **flags,
-            PRECISION=precision(x.dtype), STAGES=wide.stages, PDL=self.skinny_overlap,
-            num_warps=wide.warps, **({"launch_pdl": True} if self.skinny_overlap else {}),
+            FOLD=fold is not None, FOLDED=count, FOLDED_PAD=pad(count), PRECISION=precision(x.dtype),
+            STAGES=wide.stages, PDL=self.overlap_of(kind, rows), num_warps=wide.warps, **self.options,
         )  # fmt: skip
 
     # ---- attention ---------------------------------------------------------------------------------------------
-
-    def decode_splits(self, rows: int, kv_heads: int) -> int:
-        """Programs that share the keys of one request and key head: enough to fill the machine twice."""
-        if self.fixed_splits is not None:
-            return self.fixed_splits
-        return max(1, min(64, pad(2 * self.processors // (rows * kv_heads))))
 
     def decode_attention(
         self,
@@ -176,37 +184,41 @@ class Launcher:
         qk_norm: tuple[torch.Tensor, torch.Tensor] | None = None,
         eps: float = 0.0,
         splits: int | None = None,
-    ) -> None:
+        later: bool = False,
+    ) -> Parts | None:
         """qkv (rows, H + 2K, D) over a layer's cache (slots, 2K, D) → out (rows, H · D).
 
         With `turn` = (positions (rows,), cos, sin (positions, D / 2) float32) queries and keys are rotated here, after
         their norms (`qk_norm`), and the new keys and values stored; without, all that is done and `contexts` counts the
-        new token too.
+        new token too. With `later` what is returned goes to the product that follows (None: nothing is left to join).
         """
         rows, heads, d = qkv.shape
         kv_heads = cache.shape[1] // 2
         query_heads = heads - 2 * kv_heads
-        splits = splits or self.decode_splits(rows, kv_heads)
-        # A tile's keys and values in shared memory, twice: float32 heads of 128 take half the tokens.
-        block, least, warps = self.attention_tile or ((64, 64, 4) if d * qkv.element_size() <= 256 else (32, 32, 4))
+        splits = splits or decode_splits(rows, kv_heads, self.processors)
         positions, cos, sin = turn if turn is not None else (contexts, contexts, contexts)
         q_norm, k_norm = qk_norm if qk_norm is not None else (qkv, qkv)
+        later = later and rows == 1 and d == pad(d, 16) and query_heads * d <= 2048 and splits >= 8
+        tile = self.attention_tile or attention_tile(
+            rows * kv_heads, d, qkv.element_size(), self.processors, large=self.overlap > 0, later=later
+        )
         decode_attention_kernel[(rows, kv_heads, splits)](
             qkv, cache, out, tables, table_rows, contexts, positions, cos, sin, q_norm, k_norm,
-            scratch.partial, scratch.arrived, tables.stride(0), d**-0.5, eps,
+            scratch.partial, scratch.arrived, tables.stride(0), splits, d**-0.5, eps,
             H=query_heads, K=kv_heads, D=d,
             GROUP_PAD=pad(query_heads // kv_heads, 16), HALF_PAD=pad(d // 2, 16), D_PAD=pad(d, 16),
-            BLOCK_SIZE=block_size, BLOCK=block, SPLITS=splits, MIN_SPLIT=least,
-            FUSED=turn is not None, QK_NORM=qk_norm is not None, PRECISION=precision(qkv.dtype),
-            PDL=self.overlap, num_warps=warps, num_stages=2, **self.options,
+            BLOCK_SIZE=block_size, BLOCK=tile.block, MIN_SPLIT=tile.least,
+            FUSED=turn is not None, QK_NORM=qk_norm is not None, LATER=later, PRECISION=precision(qkv.dtype),
+            PDL=self.overlap_of("attention", rows), num_warps=tile.warps, num_stages=2, **self.options,
         )  # fmt: skip
+        return Parts(contexts, kv_heads, d, splits, tile) if later else None
 
     def decode_scratch(
         self, max_rows: int, kv_heads: int, group: int, d: int, width: int, product_rows: int = SKINNY_ROWS
     ) -> DecodeScratch:
         """Of any step up to `max_rows`: enough for attention, and for products of `product_rows` with up to `width`
         columns."""
-        most = max(rows * kv_heads * self.decode_splits(rows, kv_heads) for rows in (1, max_rows))
+        most = max(rows * kv_heads * decode_splits(rows, kv_heads, self.processors) for rows in (1, max_rows))
         most = max(most, 4 * self.processors + 2 * max_rows * kv_heads)
         attention = most * pad(group, 16) * (pad(d, 16) + 2)
         products = 8 * pad(min(max_rows, product_rows), 16) * (width + 64)
@@ -231,7 +243,7 @@ class Launcher:
         query_heads = heads - 2 * kv_heads
         half = qkv.element_size() == 2
         large = half and self.overlap and longest >= 128
-        block_m, block_n, warps, stages = (128, 64, 8, 3) if large else (64, 64, 4, 2) if half else (32, 32, 4, 1)
+        block_m, block_n, warps, stages = (64, 64, 4, 3 if large else 2) if half else (32, 32, 4, 1)
         grid = (triton.cdiv(longest, block_m), query_heads, starts.shape[0])
         prefill_attention_kernel[grid](
             qkv, cache, out, tables, starts, contexts, counts, tables.stride(0), d**-0.5,

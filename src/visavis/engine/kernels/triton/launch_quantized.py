@@ -9,7 +9,8 @@ import torch
 import triton
 
 from visavis.engine.kernels.triton import quantized, quantized_gemv
-from visavis.engine.kernels.triton.launch import DecodeScratch, GemvTile, Launcher, pad, precision
+from visavis.engine.kernels.triton.launch import DecodeScratch, Launcher, precision
+from visavis.engine.kernels.triton.tiles import GemvTile, pad
 from visavis.engine.quantization.weight import QuantizedWeight
 
 __all__ = ["TILE_ROWS", "QuantizedLauncher", "Tile"]
@@ -163,7 +164,7 @@ class QuantizedLauncher:
         room = 0 if scratch is None or rows > m_pad else partial.numel() // (blocks * tile.block_n * m_pad)
         split = max(1, min(tile.split, room))
         grid = (blocks, split, triton.cdiv(rows, m_pad))
-        options: dict[str, Any] = {"launch_pdl": True} if run.skinny_overlap else {}
+        options: dict[str, Any] = {}
         if tile.registers is not None and run.gpu:
             options["maxnreg"] = tile.registers
         quantized.tile_kernel[grid](
@@ -171,7 +172,7 @@ class QuantizedLauncher:
             bias if bias is not None else data, out, partial, arrived, rows, n,
             K=k, GROUP=weight.group, BITS=weight.bits, M_PAD=m_pad, BLOCK_N=tile.block_n, SPLIT=split,
             BIAS=bias is not None, RESIDUAL=residual, SILU=silu, ASM=self.asm and x.dtype in PAIRS,
-            PRECISION=precision(x.dtype), STAGES=tile.stages, PDL=run.skinny_overlap, num_warps=tile.warps,
+            PRECISION=precision(x.dtype), STAGES=tile.stages, PDL=0, num_warps=tile.warps,
             **options,
         )  # fmt: skip
 

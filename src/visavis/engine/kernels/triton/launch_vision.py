@@ -6,7 +6,8 @@ import torch
 import triton
 
 from visavis.engine.kernels.triton import vision
-from visavis.engine.kernels.triton.launch import Launcher, pad
+from visavis.engine.kernels.triton.launch import Launcher
+from visavis.engine.kernels.triton.tiles import pad
 
 __all__ = ["VisionLauncher"]
 
@@ -29,7 +30,7 @@ class VisionLauncher:
     def join_norm(
         self, x: torch.Tensor, late: torch.Tensor | None, weight: torch.Tensor, bias: torch.Tensor | None, eps: float
     ) -> torch.Tensor:
-        """Adds `late` (N,) to x (rows, N) in place, then normalises: LayerNorm with a `bias`, RMSNorm without."""
+        """Adds `late` to x, both (rows, N), in place, then normalises: LayerNorm with a `bias`, RMSNorm without."""
         out = torch.empty_like(x)
         n = x.shape[1]
         block = pad(n)

@@ -11,9 +11,10 @@ weights, and only then waits for its input.
 import triton
 import triton.language as tl
 
-from visavis.engine.kernels.triton.overlap import begin_overlap, wait_for_input
+from visavis.engine.kernels.triton.attention_decode import JOINED_LATER, split_keys
+from visavis.engine.kernels.triton.overlap import begin_overlap, end_overlap, wait_for_input
 
-__all__ = ["gemv_kernel", "gemv_rows_kernel", "skinny_kernel"]
+__all__ = ["gemv_joined_kernel", "gemv_kernel", "gemv_rows_kernel", "skinny_kernel"]
 
 
 @triton.jit
@@ -129,13 +130,64 @@ def gemv_kernel(
             acc_up += u.to(tl.float32) * value[None, :]
             u = u_next
         w = w_next
+    end_overlap(PDL)
     scale = 1.0
     if NORM:
         scale = tl.rsqrt(tl.sum(squares, 0) / K + eps)
     _finish(tl.sum(acc, 1) * scale, tl.sum(acc_up, 1) * scale, bias, out, rows, N, BIAS, RESIDUAL, SILU)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["splits"], do_not_specialize_on_alignment=["contexts"])
+def gemv_joined_kernel(
+    attended,  # (K,): the joined result, where attention made one
+    partial,  # (KV, splits, GROUP_PAD, D + 2) float32, as `decode_attention_kernel` left it
+    contexts,  # (1,) int32
+    weight,  # (N, K)
+    bias,
+    out,  # (N,), added to
+    N,
+    splits,
+    K: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    KV: tl.constexpr,  # key heads
+    GROUP_PAD: tl.constexpr,
+    D: tl.constexpr,  # a power of two
+    H_PAD: tl.constexpr,  # query heads, filled up
+    BLOCK: tl.constexpr,
+    MIN_SPLIT: tl.constexpr,
+    BIAS: tl.constexpr,
+    PDL: tl.constexpr,
+):
+    """The product behind attention, for one row: every program joins attention's parts itself, which takes less time
+    than one program that waits for them, and all others for it."""
+    columns = tl.arange(0, H_PAD * D)
+    rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    begin_overlap(PDL)
+    w = _weights(weight, rows, columns, K, N, 0, K == H_PAD * D)
+    _, active = split_keys(tl.load(contexts), splits, BLOCK, MIN_SPLIT, True)
+    wait_for_input(PDL)
+    if (active > 1) & (active <= JOINED_LATER):
+        group: tl.constexpr = K // D // KV
+        head = tl.arange(0, H_PAD)
+        part = tl.arange(0, JOINED_LATER)
+        place = (head // group * splits)[None, :] + part[:, None]
+        place = partial + (place * GROUP_PAD + (head % group)[None, :]) * (D + 2)
+        there = (part < active)[:, None] & (head < K // D)[None, :]
+        peak = tl.load(place + D, mask=there, other=float("-inf"))
+        total = tl.load(place + D + 1, mask=there, other=0.0)
+        sums = tl.load(place[:, :, None] + tl.arange(0, D)[None, None, :], mask=there[:, :, None], other=0.0)
+        share = tl.where(there, tl.exp2(peak - tl.max(peak, 0)[None, :]), 0.0)
+        share /= tl.maximum(tl.sum(total * share, 0), 1e-37)[None, :]  # heads that only fill up have no total
+        value = tl.reshape(tl.sum(sums * share[:, :, None], 0), (H_PAD * D,))
+        value = value.to(attended.dtype.element_ty).to(tl.float32)
+    else:
+        value = tl.load(attended + columns, mask=columns < K, other=0.0).to(tl.float32)
+    y = tl.sum(w.to(tl.float32) * value[None, :], 1)
+    end_overlap(PDL)
+    _finish(y, y, bias, out, rows, N, BIAS, True, False)
+
+
+@triton.jit(do_not_specialize=["M"])  # one kernel for batches of up to 16
 def skinny_kernel(
     x,  # (M, K)
     weight,  # (N, K), with SILU (2N, K), gates first
@@ -144,6 +196,9 @@ def skinny_kernel(
     out,  # (M, N)
     partial,  # (programs over N, SPLIT, BLOCK_N, M_PAD) float32
     arrived,  # (programs over N,) int32, zeros before and after
+    folded,  # (M, N), FOLD only: the result times the gain of the norm that follows
+    next_norm,  # (N,), FOLD only
+    squares,  # (programs, M_PAD) float32: sums of squares of each row, written with FOLD, read with FOLDED
     M,
     N,
     eps,
@@ -156,6 +211,9 @@ def skinny_kernel(
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
     SILU: tl.constexpr,
+    FOLD: tl.constexpr,  # the next norm's gain is multiplied in here, and its scale by whoever reads that
+    FOLDED: tl.constexpr,  # x is such a result, of so many programs; 0: it is not
+    FOLDED_PAD: tl.constexpr,
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
     PDL: tl.constexpr,
@@ -174,7 +232,10 @@ def skinny_kernel(
     if SILU:
         up = weight + N.to(tl.int64) * K
         acc_up = tl.zeros((BLOCK_N, M_PAD), tl.float32)
-    squares = tl.zeros((M_PAD,), tl.float32)
+    own = tl.zeros((M_PAD,), tl.float32)
+    if FOLDED > 0:
+        program = tl.arange(0, FOLDED_PAD)[:, None]
+        own = tl.sum(tl.load(squares + program * M_PAD + m[None, :], mask=program < FOLDED, other=0.0), 0)
     for step in tl.range(0, steps, num_stages=STAGES):
         start = begin + step * BLOCK_K
         w = _weights(weight, rows, columns, K, N, start, even)
@@ -182,16 +243,14 @@ def skinny_kernel(
         value = tl.load(x + m[None, :] * K + (start + columns)[:, None], mask=inside, other=0.0)
         if NORM:
             wide = value.to(tl.float32)
-            squares += tl.sum(wide * wide, 0)
+            own += tl.sum(wide * wide, 0)
             gain = tl.load(norm + start + columns, mask=start + columns < K, other=0.0).to(tl.float32)
             value = (wide * gain[:, None]).to(value.dtype)
         acc = tl.dot(w, value, acc, input_precision=PRECISION)
         if SILU:
             u = _weights(up, rows, columns, K, N, start, even)
             acc_up = tl.dot(u, value, acc_up, input_precision=PRECISION)
-    if NORM:
-        scale = tl.rsqrt(squares / K + eps)
-        acc *= scale[None, :]
+    end_overlap(PDL)
     last = True
     if SPLIT > 1:
         tile = BLOCK_N * M_PAD
@@ -206,11 +265,14 @@ def skinny_kernel(
             tl.store(arrived + pid, 0)
     if last:
         live = rows < N
+        if NORM or FOLDED > 0:
+            scale = tl.rsqrt(own / K + eps)[None, :]
+            acc *= scale
         if BIAS:
             acc += tl.load(bias + rows, mask=live, other=0.0).to(tl.float32)[:, None]
         if SILU:
-            if NORM:
-                acc_up *= scale[None, :]
+            if NORM or FOLDED > 0:
+                acc_up *= scale
             if BIAS:
                 acc_up += tl.load(bias + N + rows, mask=live, other=0.0).to(tl.float32)[:, None]
             acc = _silu(acc) * acc_up
@@ -218,4 +280,10 @@ def skinny_kernel(
         stored = live[:, None] & (m < M)[None, :]
         if RESIDUAL:
             acc += tl.load(at, mask=stored, other=0.0).to(tl.float32)
-        tl.store(at, acc.to(out.dtype.element_ty), mask=stored)
+        rounded = acc.to(out.dtype.element_ty)
+        tl.store(at, rounded, mask=stored)
+        if FOLD:
+            wide = tl.where(stored, rounded.to(tl.float32), 0.0)
+            gain = tl.load(next_norm + rows, mask=live, other=0.0).to(tl.float32)[:, None]
+            tl.store(folded + m[None, :] * N + rows[:, None], (wide * gain).to(folded.dtype.element_ty), mask=stored)
+            tl.store(squares + pid * M_PAD + m, tl.sum(wide * wide, 0))

@@ -46,7 +46,7 @@ def patch_kernel(
 @triton.jit
 def join_norm_kernel(
     x,  # (rows, N); with JOIN `late` is added to it in place
-    late,  # (N,)
+    late,  # (rows, N)
     weight,
     bias,  # (N,), read where RMS is False
     out,
@@ -56,14 +56,14 @@ def join_norm_kernel(
     JOIN: tl.constexpr,
     RMS: tl.constexpr,
 ):
-    """The bias of the product before it, then LayerNorm or RMSNorm (rounded before its weight, as the reference does)
+    """The residual's sum, then LayerNorm or RMSNorm (rounded before its weight, as the reference does)
     of one row a program."""
     row = tl.program_id(0).to(tl.int64) * N
     columns = tl.arange(0, BLOCK)
     live = columns < N
     value = tl.load(x + row + columns, mask=live, other=0.0)
     if JOIN:
-        more = tl.load(late + columns, mask=live, other=0.0).to(tl.float32)
+        more = tl.load(late + row + columns, mask=live, other=0.0).to(tl.float32)
         value = (value.to(tl.float32) + more).to(value.dtype)
         tl.store(x + row + columns, value, mask=live)
     wide = value.to(tl.float32)
