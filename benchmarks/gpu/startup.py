@@ -73,7 +73,8 @@ def main(name: str, folder: Path) -> None:
             say(row="start", model=name, error=done.stderr[-1500:])
             continue
         phases = json.loads(done.stdout.splitlines()[-1])
-        say(row="start", model=name, kernel_cache=kernels, files_in_memory=cached, gb=round(size / 1e9, 2), **phases,
+        row = f"start-{name}-{kernels}" + ("" if cached else "-from-disk")
+        say(row=row, model=name, kernel_cache=kernels, files_in_memory=cached, gb=round(size / 1e9, 2), **phases,
             warnings=[line[:300] for line in done.stderr.splitlines() if "Warning" in line])  # fmt: skip
 
 

@@ -43,7 +43,7 @@ def test_product_equals_twin(
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "bfloat16"])
-@pytest.mark.parametrize("rows", [2, 5, 8, 16] if ON_GPU else [3])
+@pytest.mark.parametrize("rows", [2, 5, 8, 16, 33, 64] if ON_GPU else [3, 33])
 @pytest.mark.parametrize("shapes", [(96, 130, 40), (1536, 1536, 264)] if ON_GPU else [(64, 48, 20)], ids=str)
 @pytest.mark.parametrize("silu", [False, True], ids=["plain", "silu"])
 def test_a_norm_folded_into_the_products_around_it(
@@ -56,7 +56,7 @@ def test_a_norm_folded_into_the_products_around_it(
     gain = (torch.rand(n, device=device) + 0.5).to(dtype)
     scratch = DecodeScratch.make(64 * 64 * 8 * (n + 64), max(n, after), device)
     nan = float("nan")
-    folded = Folded(torch.full((rows, n), nan, device=device, dtype=dtype), torch.full((n, 16), nan, device=device))
+    folded = Folded(torch.full((rows, n), nan, device=device, dtype=dtype), torch.full((n, 64), nan, device=device))
     out = held.clone()
     run = Launcher(device)
     run.product("output", x, first, out, residual=True, scratch=scratch, fold=(folded, gain))

@@ -12,7 +12,7 @@ import torch
 
 from visavis.engine.kernels.cuda.sampling import Mode, SampleStep
 from visavis.engine.kernels.triton.elementwise import begin_step_kernel
-from visavis.engine.kernels.triton.launch import SKINNY_ROWS, Folded, Launcher, Parts
+from visavis.engine.kernels.triton.launch import Folded, Launcher, Parts
 from visavis.engine.kernels.triton.launch_quantized import TILE_ROWS, QuantizedLauncher
 from visavis.engine.kernels.triton.tiles import pad
 from visavis.engine.kv_cache import KVCache
@@ -69,10 +69,9 @@ class DecodeStep:
         )
         group = c.num_heads // c.num_kv_heads
         widest = max(c.hidden_size, heads * c.head_dim, min(c.vocab_size, 128 * launcher.processors))
-        most = SKINNY_ROWS if model.kernels.scheme is None else TILE_ROWS
-        self.scratch = launcher.decode_scratch(seats, c.num_kv_heads, group, c.head_dim, widest, most)
+        self.scratch = launcher.decode_scratch(seats, c.num_kv_heads, group, c.head_dim, widest, TILE_ROWS)
         most_programs = -(-c.hidden_size // 16)  # no tile has fewer columns
-        self.folded = Folded(self.normed, torch.empty((most_programs, 16), device=device))
+        self.folded = Folded(self.normed, torch.empty((most_programs, TILE_ROWS), device=device))
         self._folded_for: Norm | None = None  # what `folded` is the input of
         self.folds = dtype != torch.float16  # which a residual stream times a gain may overflow
         self.sampling = SampleStep(c.vocab_size, seats, launcher)
@@ -157,7 +156,7 @@ class DecodeStep:
             gain = None
         if ours:
             fold = None
-            if then is not None and 1 < rows <= SKINNY_ROWS and self.folds:
+            if then is not None and rows > 1 and self.folds:
                 fold, self._folded_for = (self.folded, then.weight), then
             run.product(
                 kind, x, weight, out, bias=bias, norm=gain, eps=eps, residual=residual, silu=silu, scratch=self.scratch,

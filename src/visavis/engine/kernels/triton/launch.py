@@ -50,7 +50,7 @@ class Folded:
     """A result times the gain of the norm that follows, and its rows' sums of squares: so a norm needs no kernel."""
 
     x: torch.Tensor  # (rows, N)
-    squares: torch.Tensor  # (programs, 16) float32
+    squares: torch.Tensor  # (programs, 16 … 64) float32, as many as rows are filled up to
     programs: int = 0  # that wrote `squares`
 
 
@@ -120,7 +120,7 @@ class Launcher:
         `residual`: added to what `out` holds. x and out are contiguous.
 
         `parts`: x is to be joined from them, if attention has not done so. `fold`: the result is also written there,
-        times the gain of the norm that follows (2 to `SKINNY_ROWS` rows, as `folded`). `folded`: x is that of an
+        times the gain of the norm that follows (for 2 rows or more, as `folded`). `folded`: x is that of an
         earlier product, and still to be scaled by `eps` and its squares.
         """
         rows, k = x.shape
