@@ -62,6 +62,7 @@ def test_two_ranks_answer_as_transformers(
         tally = Tally()
         for i, (ours, answer) in enumerate(zip(greedy(subject, prompts, TOKENS), answers, strict=True)):
             tally.check(f"prompt {i}", ours, answer)
+        tally.check("prompt 1 alone", greedy(subject, prompts[1:2], TOKENS)[0], answers[1])
         drawn = []
         for extra in ({}, {"logprobs": 1}):
             for i, prompt in enumerate(prompts[:2]):

@@ -71,8 +71,9 @@ def test_a_norm_folded_into_the_products_around_it(
 @pytest.mark.parametrize("dtype", DTYPES, ids=["float32", "bfloat16"])
 @pytest.mark.parametrize("heads", [(12, 2, 128), (4, 1, 64), (8, 8, 16)] if ON_GPU else [(3, 1, 16)], ids=str)
 @pytest.mark.parametrize("context", [0, 63, 64, 65, 500, 513, 1024, 1025, 3000] if ON_GPU else [0, 130, 1030])
+@pytest.mark.parametrize("residual", [True, False])
 def test_the_product_behind_attention_joins_its_parts(
-    context: int, heads: tuple[int, int, int], dtype: torch.dtype, device: torch.device
+    residual: bool, context: int, heads: tuple[int, int, int], dtype: torch.dtype, device: torch.device
 ) -> None:
     h, k, d = heads
     n = 40
@@ -93,9 +94,11 @@ def test_the_product_behind_attention_joins_its_parts(
     )  # fmt: skip
     assert parts is not None
     out = held.clone()
-    run.product("output", attended, weight, out, bias=bias, residual=True, scratch=scratch, parts=parts)
+    run.product("output", attended, weight, out, bias=bias, residual=residual, scratch=scratch, parts=parts)
     seen = torch.cat((cache[:context], qkv[:, h:]))
-    expected = twins.product(twins.attention(qkv[:, :h], seen, context), weight, bias=bias, residual=held)
+    expected = twins.product(
+        twins.attention(qkv[:, :h], seen, context), weight, bias=bias, residual=held if residual else None
+    )
     error = (out.float() - expected).norm() / expected.norm()
     assert error < (1e-5 if dtype == torch.float32 else 1.2e-2 if ON_GPU else 3e-2)
     assert not scratch.arrived.any()

@@ -135,7 +135,7 @@ class Launcher:
                 x, scratch.partial, parts.contexts, weight, bias, out, n, parts.splits,
                 K=k, BLOCK_N=block_n, KV=parts.kv_heads, GROUP_PAD=pad(k // d // parts.kv_heads, 16), D=d,
                 H_PAD=pad(k // d), BLOCK=parts.tile.block, MIN_SPLIT=parts.tile.least, BIAS=flags["BIAS"],
-                PDL=self.overlap_of(kind, rows), num_warps=4, **self.options,
+                RESIDUAL=residual, PDL=self.overlap_of(kind, rows), num_warps=4, **self.options,
             )  # fmt: skip
             return
         if rows == 1:
@@ -147,8 +147,7 @@ class Launcher:
             kernel[grid](
                 x, weight, bias, norm, out, n, eps,
                 K=k, BLOCK_N=tile.block_n, BLOCK_K=tile.block_k, **flags,
-                PDL=self.overlap_of(kind, rows),
-                num_warps=tile.warps, **self.options,
+                PDL=self.overlap_of(kind, rows), num_warps=tile.warps, **self.options,
             )  # fmt: skip
             return
         apart = not flags["NORM"] and not silu

@@ -144,7 +144,7 @@ def gemv_joined_kernel(
     contexts,  # (1,) int32
     weight,  # (N, K)
     bias,
-    out,  # (N,), added to
+    out,  # (N,); with RESIDUAL it holds what is added to
     N,
     splits,
     K: tl.constexpr,
@@ -156,6 +156,7 @@ def gemv_joined_kernel(
     BLOCK: tl.constexpr,
     MIN_SPLIT: tl.constexpr,
     BIAS: tl.constexpr,
+    RESIDUAL: tl.constexpr,
     PDL: tl.constexpr,
 ):
     """The product behind attention, for one row: every program joins attention's parts itself, which takes less time
@@ -184,7 +185,7 @@ def gemv_joined_kernel(
         value = tl.load(attended + columns, mask=columns < K, other=0.0).to(tl.float32)
     y = tl.sum(w.to(tl.float32) * value[None, :], 1)
     end_overlap(PDL)
-    _finish(y, y, bias, out, rows, N, BIAS, True, False)
+    _finish(y, y, bias, out, rows, N, BIAS, RESIDUAL, False)
 
 
 @triton.jit(do_not_specialize=["M"])  # one kernel for batches of up to 16
