@@ -1,8 +1,8 @@
 """Coordinate descent over the launches of a decode step: each tile and overlap in turn, the best is kept.
 
 `python -m benchmarks.gpu.tune MODEL ROWS CONTEXT [OUT.json]` times the whole step in its CUDA graph, prints one JSON
-line a launch and last the best of all, which goes to OUT.json for `run.py --tiles`. With `--compile I/N` every N-th
-variant is only compiled: N of these at once first, and the timing waits for no compiler.
+line a launch and last the best of all; of these the products' tiles go to OUT.json, for `run.py --tiles`. With
+`--compile I/N` every N-th variant is only compiled: N of these at once first, and the timing waits for no compiler.
 """
 
 from __future__ import annotations

@@ -62,6 +62,10 @@ TOWERS = {"Qwen2-VL": (16, 80), "Qwen3-VL": (16, 72), "heads of 128": (8, 128)}
 """Heads and their size."""
 
 
+JOINING = "Qwen2.5-1.5B"
+"""Narrow enough that the product behind attention joins its parts."""
+
+
 class Catcher:
     """Stands in for every launch: keeps what would have been compiled, once."""
 
@@ -99,7 +103,7 @@ class Catcher:
 def catch_launches(capability: int, models: list[str], dtypes: tuple[torch.dtype, ...]) -> Catcher:
     catcher = Catcher()
     JITFunction.run = lambda kernel, *args, **kwargs: catcher.run(kernel, *args, **kwargs)  # type: ignore[method-assign]
-    for name in models:
+    for name in dict.fromkeys([*models, JOINING]):
         c = MODELS[name]
         for dtype in dtypes:
             kernels = kernels_for(capability, dtype)
@@ -110,6 +114,9 @@ def catch_launches(capability: int, models: list[str], dtypes: tuple[torch.dtype
             step.sampling.counts = torch.empty((257, c.vocab_size), dtype=torch.int32, device=META)
             for rows in (1, 2, 8, 16, 64):
                 step(rows, GREEDY)
+            if name == models[0]:
+                kernels.launcher.skinny_rows = dict.fromkeys(("qkv", "output", "gate_up", "down", "lm_head"), 64)
+                step(64, GREEDY)
             step(2, Mode(draws=True, penalties=True, top_k=True, top_p=True))
             rows = [AttentionRow(i, 40, n, [1, 2, 3, 4]) for i, n in ((0, 1), (1, 17))]
             long = AttentionRow(2, 0, 512, list(range(32)))
@@ -162,6 +169,7 @@ def kernels_for(capability: int, dtype: torch.dtype) -> CudaKernels:
     kernels = CudaKernels(META, dtype, "caught")
     kernels.launcher.processors = 132 if capability == 90 else 82
     kernels.launcher.overlap = 1 if capability >= 90 else 0
+    kernels.launcher.hopper = kernels.launcher.large = capability == 90
     return kernels
 
 

@@ -24,6 +24,11 @@ def test_kernels_compile_for(capability: int) -> None:
     assert {"gemv_kernel", "skinny_kernel", "decode_attention_kernel", "prefill_attention_kernel"} <= names
     assert {"patch_kernel", "join_norm_kernel", "quick_gelu_kernel"} <= names
     assert {"gemv_rows_kernel", "tile_kernel", "dequantize_kernel"} <= names
+    assert "gemv_joined_kernel" in names
+    folds = [k["constants"] for k in kernels if k["kernel"] == "skinny_kernel"]
+    assert any(c["FOLD"] for c in folds)
+    assert any(c["FOLDED"] for c in folds)
+    assert {c["M_PAD"] for c in folds} == {16, 64}
     for kernel in kernels:
         assert capability == 90 or kernel["shared"] <= SMALL, kernel
         assert capability == 90 or not kernel["constants"].get("PDL"), kernel

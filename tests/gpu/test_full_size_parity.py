@@ -10,7 +10,8 @@ import pytest
 import torch
 
 from benchmarks.gpu import parity
-from benchmarks.gpu.parity import FAMILIES, REAL, TINY, Answer, Transformers, make_prompt, near_tie, write_checkpoint
+from benchmarks.gpu.parity import Answer, Transformers, near_tie
+from benchmarks.gpu.parity_models import FAMILIES, REAL, TINY, make_prompt, write_checkpoint
 from tests.gpu.conftest import ON_GPU
 from visavis.engine import NativeEngine
 from visavis.engine.model_config import ModelConfig

@@ -25,7 +25,7 @@ from visavis.sampling import ResolvedSampling
 pytestmark = pytest.mark.skipif(ON_GPU and torch.cuda.device_count() < 2, reason="needs two GPUs")
 
 TOKENS = 48 if ON_GPU else 4
-TEXT: list[list[Part]] = [[1], [33], [300]] if ON_GPU else [[1], [18]]
+TEXT: list[list[Part]] = [[1], [33], [300]] if ON_GPU else [[1], [70]]  # more than one part of attention's keys
 IMAGES: list[list[Part]] = [[4, ("image", (1, 4, 4)), 6]]
 if ON_GPU:
     IMAGES.append([1, ("image", (1, 8, 6)), 7, ("video", (2, 4, 6)), 3, ("image", (1, 16, 8)), 2])

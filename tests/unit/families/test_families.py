@@ -18,6 +18,7 @@ from tests.reference.tiny_models import VL_FAMILIES
 from visavis.chat.types import Conversation, Image, PixelLimits
 from visavis.errors import ContextLengthError, MediaError, MessageError, ModelError, OptionError
 from visavis.families import load_family
+from visavis.families.common import media_hash
 from visavis.families.registry import load
 
 TEXT_FAMILIES = ("qwen2", "qwen3", "llama")
@@ -317,3 +318,15 @@ def test_generation_prompt_can_be_left_out(family: Any) -> None:
     without = loaded.prepare(conversation, add_generation_prompt=False)
     assert with_prompt.text == without.text + "<|im_start|>assistant\n"
     assert loaded.count(conversation, add_generation_prompt=False).total == len(without)
+
+
+def test_a_large_picture_is_hashed_to_its_last_piece_on_any_number_of_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (700, 800, 3), dtype=np.uint8)
+    other = pixels.copy()
+    other[-1, -1, -1] ^= 1
+    digests = []
+    for cores in (1, 4):
+        monkeypatch.setattr("visavis.families.common.usable_cores", lambda cores=cores: cores)
+        digests.append((media_hash("image", pixels), media_hash("image", other)))
+    assert digests[0] == digests[1]
+    assert digests[0][0] != digests[0][1]

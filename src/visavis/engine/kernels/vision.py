@@ -84,8 +84,8 @@ class VisionOps:
         gate, up = inner.chunk(2, dim=-1)
         return ACTIVATIONS[name](gate).mul_(up)
 
-    def attention(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, how: Any) -> torch.Tensor:
-        """Each (repeats, H, length, D) → the same. `how`: what `order` has `prepared` for this run, if anything."""
+    def attention(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """Of stretches of one length: each (repeats, H, length, D) → the same."""
         return F.scaled_dot_product_attention(q, k, v)
 
     def attend(self, qkv: torch.Tensor, turn: Rotation, order: Order) -> torch.Tensor:
@@ -101,11 +101,9 @@ class VisionOps:
         if order.gather is not None:
             qkv = qkv.index_select(0, order.gather)
         parts = []
-        chosen = order.prepared or [None] * len(order.runs)
-        lengths = [run.repeats * run.length for run in order.runs]
-        for run, how, part in zip(order.runs, chosen, qkv.split(lengths), strict=True):
+        for run, part in zip(order.runs, qkv.split([run.repeats * run.length for run in order.runs]), strict=True):
             q, k, v = part.view(run.repeats, run.length, 3, heads, -1).permute(2, 0, 3, 1, 4)
-            out = self.attention(q, k, v, how)
+            out = self.attention(q, k, v)
             parts.append(out.transpose(1, 2).reshape(run.repeats * run.length, -1))
         joined = parts[0] if len(parts) == 1 else torch.cat(parts)
         return joined if order.scatter is None else joined.index_select(0, order.scatter)

@@ -5,17 +5,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from visavis.engine.kernels.base import Linear, Norm
 from visavis.engine.kernels.cuda.kernels import CudaKernels
 from visavis.engine.kernels.triton.launch_vision import VisionLauncher
-from visavis.engine.kernels.vision import LayerNorm, Order, VisionOps
-from visavis.engine.models.vision_layout import Run
+from visavis.engine.kernels.vision import LayerNorm, VisionOps
 from visavis.patches import byte_values
 from visavis.prompt import PatchRule, PreparedMedia
 
@@ -36,6 +32,9 @@ class CudaVision(VisionOps):
     def patches(self, media: Sequence[PreparedMedia], rules: Sequence[PatchRule]) -> torch.Tensor:
         """In the tower's dtype, from the bytes: a quarter or an eighth of what the floats would be to send."""
         counts = [_num_patches(item) for item in media]
+        for item in media:
+            assert item.grid is not None  # checked on arrival
+            self._frames[item.grid[1] * item.grid[2]] += item.grid[0]
         size = 3 * rules[0].temporal_patch_size * rules[0].patch_size ** 2
         out = torch.empty((sum(counts), size), device=self.kernels.device, dtype=self.kernels.dtype)
         for item, rule, part in zip(media, rules, out.split(counts), strict=True):
@@ -44,26 +43,18 @@ class CudaVision(VisionOps):
             )
         return out
 
-    def order(self, runs: list[Run], gather: torch.Tensor | None = None, scatter: torch.Tensor | None = None) -> Order:
-        return Order(runs, gather, scatter, [self._backend(run) for run in runs])
-
-    def _backend(self, run: Run) -> SDPBackend | None:
-        """cuDNN's attention takes two thirds of FlashAttention-2's time, but plans for 40 ms before the first call of a
-        shape: for frames of a size that comes again."""
-        if self.kernels.dtype == torch.float32 or not self.launcher.overlap:
-            return None
-        self._frames[run.length] += run.repeats
-        again = run.length >= PLANNED_FROM and self._frames[run.length] > 1
-        return SDPBackend.CUDNN_ATTENTION if again else SDPBackend.FLASH_ATTENTION
-
-    def attention(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, how: Any) -> torch.Tensor:
-        if how is None:
-            return super().attention(q, k, v, how)
-        with sdpa_kernel(how):
-            if how is SDPBackend.FLASH_ATTENTION:
-                return F.scaled_dot_product_attention(q, k, v)
-            frames = zip(q.split(1), k.split(1), v.split(1), strict=True)  # one plan, however many there are
-            parts = [F.scaled_dot_product_attention(*frame) for frame in frames]
+    def attention(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        """On Hopper cuDNN's, which torch prefers there, takes two thirds of FlashAttention-2's time, but plans for
+        40 ms before the first call of a shape. So it gets frames of a size that was seen before, one by one, which is
+        one plan however many they are. So a picture's bfloat16 output may differ from its first one in the last bits.
+        """
+        length, head_dim = q.shape[2:]
+        if q.dtype == torch.float32 or not self.launcher.hopper or head_dim % 8:
+            return super().attention(q, k, v)
+        if length < PLANNED_FROM or self._frames[length] < 2:
+            return flash_attention(q, k, v)
+        frames = zip(q.split(1), k.split(1), v.split(1), strict=True)
+        parts = [super(CudaVision, self).attention(*frame) for frame in frames]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def join(self, x: torch.Tensor, linear: Linear, inner: torch.Tensor, norm: Norm) -> torch.Tensor:
@@ -90,6 +81,12 @@ class CudaVision(VisionOps):
         if table is None:
             table = self._tables[rule] = byte_values(rule).to(self.kernels.device, self.kernels.dtype)
         return table
+
+
+def flash_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """FlashAttention-2 by name: `sdpa_kernel` would choose it for the whole process, other threads' calls included."""
+    out: torch.Tensor = torch.ops.aten._scaled_dot_product_flash_attention(q, k, v)[0]
+    return out
 
 
 def _num_patches(item: PreparedMedia) -> int:

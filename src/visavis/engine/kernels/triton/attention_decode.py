@@ -1,13 +1,14 @@
 """One new token of each request over its paged cache: split along the keys, all query heads of a key head together.
 
 What stands before attention in a decode step is folded in: q/k norm, rotation, and storing the new key and value. The
-programs of one (request, key head) share its keys; the one that finishes last joins their parts (FlashDecoding).
+programs of one (request, key head) share its keys; the one that finishes last joins their parts (FlashDecoding), or,
+where they are few, the product behind does.
 """
 
 import triton
 import triton.language as tl
 
-from visavis.engine.kernels.triton.overlap import begin_overlap, end_overlap, wait_for_input
+from visavis.engine.kernels.triton.overlap import end_overlap, wait_for_input
 from visavis.engine.kernels.triton.softmax import LOG2E, accumulate
 
 __all__ = ["JOINED_LATER", "MAX_SPLITS", "decode_attention_kernel", "split_keys"]
@@ -111,7 +112,6 @@ def decode_attention_kernel(
     head = tl.program_id(1)
     split = tl.program_id(2)
     group: tl.constexpr = H // K
-    begin_overlap(PDL)
     early: tl.constexpr = FUSED and (PDL == 1 or PDL == 3)
     if not early:
         wait_for_input(PDL)

@@ -3,7 +3,7 @@
 import triton
 import triton.language as tl
 
-from visavis.engine.kernels.triton.overlap import begin_overlap, wait_for_input
+from visavis.engine.kernels.triton.overlap import wait_for_input
 
 __all__ = ["begin_step_kernel", "rms_norm_kernel", "rotate_kernel", "silu_mul_kernel"]
 
@@ -11,7 +11,6 @@ __all__ = ["begin_step_kernel", "rms_norm_kernel", "rotate_kernel", "silu_mul_ke
 @triton.jit
 def rms_norm_kernel(x, weight, out, eps, N: tl.constexpr, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """One row of (rows, N) a program; rounded before the weight, as the reference does."""
-    begin_overlap(PDL)
     wait_for_input(PDL)
     row = tl.program_id(0).to(tl.int64) * N
     columns = tl.arange(0, BLOCK)
@@ -26,7 +25,6 @@ def rms_norm_kernel(x, weight, out, eps, N: tl.constexpr, BLOCK: tl.constexpr, P
 @triton.jit
 def silu_mul_kernel(gate_up, out, M, BLOCK: tl.constexpr, PDL: tl.constexpr):
     """(rows, 2M), gates first → (rows, M)."""
-    begin_overlap(PDL)
     wait_for_input(PDL)
     row = tl.program_id(0).to(tl.int64)
     columns = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -84,7 +82,6 @@ def begin_step_kernel(
     PDL: tl.constexpr,
 ):
     """The newest token of each request, looked up; block tables brought up to date."""
-    begin_overlap(PDL)
     wait_for_input(PDL)
     row = tl.program_id(0).to(tl.int64)
     source = tl.load(sources + row)

@@ -30,8 +30,12 @@ __all__ = ["SKINNY_ROWS", "DecodeScratch", "Folded", "Launcher", "Parts"]
 
 SKINNY_ROWS = 16
 """Up to as many rows a decode step's products go through our kernels; above, cuBLAS is as good."""
-LATE = {"output": 3, "gate_up": 3}
-"""Products of several rows whose successor starts late (`overlap.py`): all it could do early is take their place."""
+MOST_ROWS = 64
+"""That our kernels can do, and their buffers have room for."""
+LARGE_SHARED_MEMORY = 200 << 10
+"""Bytes a block may have: 227 KiB on compute capability 9.0 and 10.0, 99 on 8.6, 8.9 and 12.0."""
+LATE = {"attention": 3, "output": 3, "gate_up": 3}
+"""Launches for several rows whose successor starts late (`overlap.py`): all it could do early is take their place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +80,8 @@ class Launcher:
         properties = torch.cuda.get_device_properties(device) if self.gpu else None
         self.processors = properties.multi_processor_count if properties else 4
         self.overlap = 1 if properties is not None and properties.major >= 9 else 0  # see overlap.py
+        self.hopper = properties is not None and properties.major == 9
+        self.large = self.gpu and shared_memory(device) >= LARGE_SHARED_MEMORY
         self.skinny_rows: dict[str, int] = {}  # by kind of product, where it is not SKINNY_ROWS
         # By kind of launch, where a measurement says otherwise:
         self.overlaps: dict[str, int] = {}
@@ -91,11 +97,10 @@ class Launcher:
         """What `PDL` is of a launch for so many rows."""
         if not self.overlap:
             return 0
-        late = LATE.get(kind, 3 if kind == "attention" else 1) if rows > 1 else 1
-        return self.overlaps.get(kind, late)
+        return self.overlaps.get(kind, LATE.get(kind, 1) if rows > 1 else 1)
 
     def most_rows(self, kind: str) -> int:
-        return self.skinny_rows.get(kind, SKINNY_ROWS)
+        return min(self.skinny_rows.get(kind, SKINNY_ROWS), MOST_ROWS)
 
     # ---- products ----------------------------------------------------------------------------------------------
 
@@ -116,8 +121,8 @@ class Launcher:
         fold: tuple[Folded, torch.Tensor] | None = None,
         folded: Folded | None = None,
     ) -> None:
-        """out (rows, N) = x (rows, K) · weightᵀ; `norm`: of RMS-normalised x; `silu`: weight is gates over ups;
-        `residual`: added to what `out` holds. x and out are contiguous.
+        """out (rows, N) = x (rows, K) · weightᵀ; `norm`: of RMS-normalised x (one row); `silu`: weight is gates over
+        ups; `residual`: added to what `out` holds. x and out are contiguous.
 
         `parts`: x is to be joined from them, if attention has not done so. `fold`: the result is also written there,
         times the gain of the norm that follows (for 2 rows or more, as `folded`). `folded`: x is that of an
@@ -126,6 +131,10 @@ class Launcher:
         rows, k = x.shape
         n = out.shape[1]
         item = weight.element_size()
+        if (rows > 1 and (norm is not None or parts is not None)) or (rows == 1 and (fold or folded)):
+            raise ValueError("a norm and parts are for one row, folds for several")
+        if parts is not None and (norm is not None or silu):
+            raise ValueError("the product behind attention has no norm before it and no activation")
         flags = {"NORM": norm is not None, "BIAS": bias is not None, "RESIDUAL": residual, "SILU": silu}
         nothing = weight  # a pointer that is not followed
         bias, norm = (nothing if t is None else t for t in (bias, norm))
@@ -150,8 +159,7 @@ class Launcher:
                 PDL=self.overlap_of(kind, rows), num_warps=tile.warps, **self.options,
             )  # fmt: skip
             return
-        apart = not flags["NORM"] and not silu
-        wide = self.skinny_tiles.get(kind) or skinny_tile(kind, n, k, item, self.processors, splits=apart, silu=silu)
+        wide = self.skinny_tiles.get(kind) or skinny_tile(kind, rows, n, k, item, self.processors, silu=silu)
         programs = triton.cdiv(n, wide.block_n)
         squares, copy, next_norm = scratch.partial, out, weight
         if fold is not None:
@@ -160,10 +168,11 @@ class Launcher:
             squares = folded.squares
         count = 0 if folded is None else folded.programs
         linear.skinny_kernel[(programs, wide.split)](
-            x, weight, bias, norm, out, scratch.partial, scratch.arrived, copy, next_norm, squares, rows, n, eps,
-            K=k, M_PAD=pad(rows, 16), BLOCK_N=wide.block_n, BLOCK_K=wide.block_k, SPLIT=wide.split, **flags,
-            FOLD=fold is not None, FOLDED=count, FOLDED_PAD=pad(count), PRECISION=precision(x.dtype),
-            STAGES=wide.stages, PDL=self.overlap_of(kind, rows), num_warps=wide.warps, **self.options,
+            x, weight, bias, out, scratch.partial, scratch.arrived, copy, next_norm, squares, rows, n, eps,
+            K=k, M_PAD=pad(rows, 16), BLOCK_N=wide.block_n, BLOCK_K=wide.block_k, SPLIT=wide.split,
+            BIAS=flags["BIAS"], RESIDUAL=residual, SILU=silu, FOLD=fold is not None, FOLDED=count,
+            FOLDED_PAD=pad(count), PRECISION=precision(x.dtype), STAGES=wide.stages,
+            PDL=self.overlap_of(kind, rows), num_warps=wide.warps, **self.options,
         )  # fmt: skip
 
     # ---- attention ---------------------------------------------------------------------------------------------
@@ -199,7 +208,7 @@ class Launcher:
         q_norm, k_norm = qk_norm if qk_norm is not None else (qkv, qkv)
         later = later and rows == 1 and d == pad(d, 16) and query_heads * d <= 2048 and splits >= 8
         tile = self.attention_tile or attention_tile(
-            rows * kv_heads, d, qkv.element_size(), self.processors, large=self.overlap > 0, later=later
+            rows * kv_heads, d, qkv.element_size(), self.processors, large=self.large, later=later
         )
         decode_attention_kernel[(rows, kv_heads, splits)](
             qkv, cache, out, tables, table_rows, contexts, positions, cos, sin, q_norm, k_norm,
@@ -241,7 +250,7 @@ class Launcher:
         kv_heads = cache.shape[1] // 2
         query_heads = heads - 2 * kv_heads
         half = qkv.element_size() == 2
-        large = half and self.overlap and longest >= 128
+        large = half and self.large and longest >= 128
         block_m, block_n, warps, stages = (64, 64, 4, 3 if large else 2) if half else (32, 32, 4, 1)
         grid = (triton.cdiv(longest, block_m), query_heads, starts.shape[0])
         prefill_attention_kernel[grid](
@@ -282,3 +291,9 @@ class Launcher:
 def precision(dtype: torch.dtype) -> str:
     """float32 stays float32: the matrix units' tf32 would break parity."""
     return "ieee" if dtype == torch.float32 else "tf32"
+
+
+def shared_memory(device: torch.device) -> int:
+    """Bytes that a block may have, if it asks for them."""
+    index = torch.cuda.current_device() if device.index is None else device.index
+    return int(triton.runtime.driver.active.utils.get_device_properties(index)["max_shared_mem"])

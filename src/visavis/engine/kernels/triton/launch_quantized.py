@@ -128,7 +128,7 @@ class QuantizedLauncher:
             return self.tile_tiles[kind]
         if item == 4:
             return Tile(16 if silu else 32, 1, 4, 2)
-        hopper = self.launcher.overlap > 0
+        hopper = self.launcher.hopper
         if silu and not hopper:
             return Tile(64, 1, 8 if rows > 16 else 4, 3)
         if silu:
@@ -172,7 +172,7 @@ class QuantizedLauncher:
             bias if bias is not None else data, out, partial, arrived, rows, n,
             K=k, GROUP=weight.group, BITS=weight.bits, M_PAD=m_pad, BLOCK_N=tile.block_n, SPLIT=split,
             BIAS=bias is not None, RESIDUAL=residual, SILU=silu, ASM=self.asm and x.dtype in PAIRS,
-            PRECISION=precision(x.dtype), STAGES=tile.stages, PDL=0, num_warps=tile.warps,
+            PRECISION=precision(x.dtype), STAGES=tile.stages, num_warps=tile.warps,
             **options,
         )  # fmt: skip
 
@@ -190,14 +190,14 @@ class QuantizedLauncher:
             self._tile("prompt", x, weight, out, bias, residual, False, None)
             return out
         n, k = weight.shape
-        if residual and bias is not None:
-            out.add_(bias)
         chunk = max(128, DENSE_BYTES // (k * x.element_size()) // 128 * 128)
         dense = x.new_empty((min(chunk, n), k))
         for start in range(0, n, chunk):
             stop = min(start + chunk, n)
             part = self.dequantize(weight.rows(start, stop), dense[: stop - start]).t()
-            if residual:
+            if residual and bias is not None:  # not added by itself: the residual is rounded once
+                out[:, start:stop] += torch.addmm(bias[start:stop], x, part)
+            elif residual:
                 out[:, start:stop].addmm_(x, part)
             elif bias is not None:
                 torch.addmm(bias[start:stop], x, part, out=out[:, start:stop])

@@ -2,17 +2,18 @@
 
 `gemv` takes one row of x and multiplies in registers; `skinny` takes up to 64 and uses the matrix units, with the
 weight as the tall operand. Both fold in what stands around a decoder's products: RMS norm before (a row's scale is a
-scalar, so it is applied to the sum), bias, SiLU·up and residual after.
+scalar, so it is applied to the sum; for several rows the product before has multiplied its gain in), bias, SiLU·up and
+residual after.
 
-With programmatic dependent launch (compute capability 9.0) a kernel starts while its predecessor runs, reads its first
-weights, and only then waits for its input.
+With programmatic dependent launch (compute capability 9.0) a kernel starts while its predecessor runs; `gemv` reads its
+first weights before it waits for its input.
 """
 
 import triton
 import triton.language as tl
 
 from visavis.engine.kernels.triton.attention_decode import JOINED_LATER, split_keys
-from visavis.engine.kernels.triton.overlap import begin_overlap, end_overlap, wait_for_input
+from visavis.engine.kernels.triton.overlap import end_overlap, wait_for_input
 
 __all__ = ["gemv_joined_kernel", "gemv_kernel", "gemv_rows_kernel", "skinny_kernel"]
 
@@ -71,7 +72,6 @@ def gemv_rows_kernel(
     even: tl.constexpr = K == BLOCK_K
     blocks = (N + BLOCK_N - 1) // BLOCK_N
     up = weight + N.to(tl.int64) * K
-    begin_overlap(PDL)
     w = _weights(weight, pid * BLOCK_N + local, columns, K, N, 0, even)
     u = w
     if SILU:
@@ -108,7 +108,6 @@ def gemv_kernel(
     columns = tl.arange(0, BLOCK_K)
     even: tl.constexpr = K % BLOCK_K == 0
     up = weight + N.to(tl.int64) * K
-    begin_overlap(PDL)
     w = _weights(weight, rows, columns, K, N, 0, even)
     if SILU:
         u = _weights(up, rows, columns, K, N, 0, even)
@@ -163,7 +162,6 @@ def gemv_joined_kernel(
     than one program that waits for them, and all others for it."""
     columns = tl.arange(0, H_PAD * D)
     rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    begin_overlap(PDL)
     w = _weights(weight, rows, columns, K, N, 0, K == H_PAD * D)
     _, active = split_keys(tl.load(contexts), splits, BLOCK, MIN_SPLIT, True)
     wait_for_input(PDL)
@@ -193,7 +191,6 @@ def skinny_kernel(
     x,  # (M, K)
     weight,  # (N, K), with SILU (2N, K), gates first
     bias,
-    norm,
     out,  # (M, N)
     partial,  # (programs over N, SPLIT, BLOCK_N, M_PAD) float32
     arrived,  # (programs over N,) int32, zeros before and after
@@ -207,8 +204,7 @@ def skinny_kernel(
     M_PAD: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    SPLIT: tl.constexpr,  # programs that share a sum over K; 1 with NORM or SILU
-    NORM: tl.constexpr,
+    SPLIT: tl.constexpr,  # programs that share a sum over K; 1 with SILU
     BIAS: tl.constexpr,
     RESIDUAL: tl.constexpr,
     SILU: tl.constexpr,
@@ -227,13 +223,11 @@ def skinny_kernel(
     steps: tl.constexpr = (K + BLOCK_K * SPLIT - 1) // (BLOCK_K * SPLIT)
     even: tl.constexpr = steps * BLOCK_K * SPLIT == K
     begin = split * steps * BLOCK_K
-    begin_overlap(PDL)
     wait_for_input(PDL)
     acc = tl.zeros((BLOCK_N, M_PAD), tl.float32)
     if SILU:
         up = weight + N.to(tl.int64) * K
         acc_up = tl.zeros((BLOCK_N, M_PAD), tl.float32)
-    own = tl.zeros((M_PAD,), tl.float32)
     if FOLDED > 0:
         program = tl.arange(0, FOLDED_PAD)[:, None]
         own = tl.sum(tl.load(squares + program * M_PAD + m[None, :], mask=program < FOLDED, other=0.0), 0)
@@ -242,11 +236,6 @@ def skinny_kernel(
         w = _weights(weight, rows, columns, K, N, start, even)
         inside = (start + columns < K)[:, None] & (m < M)[None, :]
         value = tl.load(x + m[None, :] * K + (start + columns)[:, None], mask=inside, other=0.0)
-        if NORM:
-            wide = value.to(tl.float32)
-            own += tl.sum(wide * wide, 0)
-            gain = tl.load(norm + start + columns, mask=start + columns < K, other=0.0).to(tl.float32)
-            value = (wide * gain[:, None]).to(value.dtype)
         acc = tl.dot(w, value, acc, input_precision=PRECISION)
         if SILU:
             u = _weights(up, rows, columns, K, N, start, even)
@@ -266,13 +255,13 @@ def skinny_kernel(
             tl.store(arrived + pid, 0)
     if last:
         live = rows < N
-        if NORM or FOLDED > 0:
+        if FOLDED > 0:
             scale = tl.rsqrt(own / K + eps)[None, :]
             acc *= scale
         if BIAS:
             acc += tl.load(bias + rows, mask=live, other=0.0).to(tl.float32)[:, None]
         if SILU:
-            if NORM or FOLDED > 0:
+            if FOLDED > 0:
                 acc_up *= scale
             if BIAS:
                 acc_up += tl.load(bias + N + rows, mask=live, other=0.0).to(tl.float32)[:, None]

@@ -1,21 +1,15 @@
 """Programmatic dependent launch (compute capability 9.0): a kernel starts while the one before it still runs.
 
-`PDL` is 0 (not on this device), 1, 2 or 3. With 1 a kernel lets its successor start once its own input is there, with 3
-when it has only its results left to write: whatever runs before `wait_for_input` may then read all but what the direct
-predecessor writes. With 2 the successor may start at once, and before `wait_for_input` nothing may be read but weights.
+`PDL` is 0 (not on this device), 1 or 3. With 1 a kernel lets its successor start once its own input is there, with 3
+when it has only its results left to write: whatever runs before `wait_for_input` may read all but what the direct
+predecessor writes.
 """
 
 import triton
 import triton.language as tl
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-__all__ = ["begin_overlap", "end_overlap", "wait_for_input"]
-
-
-@triton.jit
-def begin_overlap(PDL: tl.constexpr):
-    if PDL == 2:
-        gdc_launch_dependents()
+__all__ = ["end_overlap", "wait_for_input"]
 
 
 @triton.jit

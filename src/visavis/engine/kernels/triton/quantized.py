@@ -9,7 +9,6 @@ import triton
 import triton.language as tl
 
 from visavis.engine.kernels.triton.linear import _silu
-from visavis.engine.kernels.triton.overlap import begin_overlap, wait_for_input
 
 __all__ = ["dequantize_kernel", "tile_kernel"]
 
@@ -73,7 +72,6 @@ def tile_kernel(
     ASM: tl.constexpr,
     PRECISION: tl.constexpr,
     STAGES: tl.constexpr,
-    PDL: tl.constexpr,
 ):
     """Unit by unit of 128 columns."""
     pid = tl.program_id(0)
@@ -86,8 +84,6 @@ def tile_kernel(
     groups: tl.constexpr = units * (128 // size) if GROUP > 0 else 1
     row: tl.constexpr = units * 32 if BITS == 4 else K
     live = rows < N
-    begin_overlap(PDL)
-    wait_for_input(PDL)
     acc = tl.zeros((BLOCK_N, M_PAD), tl.float32)
     acc_up = acc
     behind = N.to(tl.int64) * row

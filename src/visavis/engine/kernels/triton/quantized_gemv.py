@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from visavis.engine.kernels.triton.linear import _finish
-from visavis.engine.kernels.triton.overlap import begin_overlap, wait_for_input
+from visavis.engine.kernels.triton.overlap import wait_for_input
 
 __all__ = ["gemv_kernel", "gemv_rows_kernel"]
 
@@ -266,7 +266,6 @@ def gemv_rows_kernel(
     words = _words_of(runs, BITS)
     blocks = (N + BLOCK_N - 1) // BLOCK_N
     rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
-    begin_overlap(PDL)
     w = _words(data, rows, words, ROW, N)
     s = _scales(scales, rows, runs, N, 0, K, GROUP, BITS)
     z = s
@@ -326,7 +325,6 @@ def gemv_kernel(
     rows = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     runs = tl.arange(0, RUNS)
     words = _words_of(runs, BITS)
-    begin_overlap(PDL)
     w = _words(data, rows, words, ROW, N)
     s = _scales(scales, rows, runs, N, 0, K, GROUP, BITS)  # where a row has one, it is not applied before the end
     z = s

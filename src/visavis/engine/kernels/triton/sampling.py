@@ -11,7 +11,7 @@ step gives the same tokens every time.
 import triton
 import triton.language as tl
 
-from visavis.engine.kernels.triton.overlap import begin_overlap, wait_for_input
+from visavis.engine.kernels.triton.overlap import wait_for_input
 
 __all__ = ["DIGITS", "IN_PROMPT", "PASSES", "adjust_kernel", "draw_kernel", "greedy_kernel", "select_kernel"]
 
@@ -73,7 +73,6 @@ def adjust_kernel(
     chunk = tl.program_id(1)
     token = chunk * CHUNK + tl.arange(0, CHUNK)
     live = token < V
-    begin_overlap(PDL)
     wait_for_input(PDL)
     x = tl.load(logits + row * V + token, mask=live, other=0.0)
     odd = tl.max(((x != x) | (tl.abs(x) == float("inf"))).to(tl.int32), 0)
@@ -118,7 +117,6 @@ def greedy_kernel(
     CHUNKS_PAD: tl.constexpr,
     PDL: tl.constexpr,
 ):
-    begin_overlap(PDL)
     wait_for_input(PDL)
     row = tl.program_id(0)
     chunk = tl.arange(0, CHUNKS_PAD)
@@ -168,7 +166,6 @@ def select_kernel(
 ):
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.program_id(1)
-    begin_overlap(PDL)
     wait_for_input(PDL)
     top = _row_top(tops, row, chunks, CHUNKS_PAD)
     if FIRST:
@@ -226,7 +223,6 @@ def draw_kernel(
     PDL: tl.constexpr,
 ):
     row = tl.program_id(0).to(tl.int64)
-    begin_overlap(PDL)
     wait_for_input(PDL)
     seat = tl.load(seats + row).to(tl.int64)
     chunk = tl.arange(0, CHUNKS_PAD)

@@ -18,6 +18,8 @@ __all__ = [
     "skinny_tile",
 ]
 
+STAGES_BYTES = 88 << 10
+"""Of a product's tiles on their way; compute capability 8.6 and 8.9 have 99 KiB for a block."""
 LONG_SPLITS = 2
 """Programs that share a long context among many requests, however many those are."""
 
@@ -62,20 +64,23 @@ def gemv_tile(n: int, k: int, item: int) -> GemvTile:
     return GemvTile(4, int(2048 * scale), 8) if n < 2048 else GemvTile(4, int(1024 * scale), 4)
 
 
-def skinny_tile(kind: str, n: int, k: int, item: int, processors: int, *, splits: bool, silu: bool) -> SkinnyTile:
-    """`splits`: programs may share a sum."""
-    half = item == 2
-    block_k = max(16, min(256 // item, pad(k)))
+def skinny_tile(kind: str, rows: int, n: int, k: int, item: int, processors: int, *, silu: bool) -> SkinnyTile:
+    m, block_k = pad(rows, 16), max(16, min(256 // item, pad(k)))
+
+    def tile(block_n: int, block_k: int, split: int, stages: int) -> SkinnyTile:
+        stage = (block_n * (2 if silu else 1) + m) * block_k * item
+        return SkinnyTile(block_n, block_k, split, 4, max(2, min(stages, STAGES_BYTES // stage)))
+
     if silu:
-        return SkinnyTile(64, max(16, min(block_k, 128 // item)), 1, 4, 4 if half else 3)
+        return tile(64, max(16, min(block_k, 128 // item)), 1, 4)
     if n >= 1 << 16:
-        return SkinnyTile(64, block_k, 1, 4, 4 if half else 3)
+        return tile(64, block_k, 1, 4)
     steps = -(-k // block_k)
     most = min(8, 2 * processors // max(1, n // 32), steps // 2)  # programs that share a sum
-    if not splits or most < 2 or (kind == "output" and n >= 8 * processors):
-        return SkinnyTile(16, block_k, 1, 4, 6 if half else 4)
+    if most < 2 or (kind == "output" and n >= 8 * processors):
+        return tile(16, block_k, 1, 6)
     even = [split for split in range(2, most + 1) if steps % split == 0]
-    return SkinnyTile(32, block_k, max(even, default=most), 4, 4 if k > 4096 or not half else 3)
+    return tile(32, block_k, max(even, default=most), 4 if k > 4096 else 3)
 
 
 def decode_splits(rows: int, kv_heads: int, processors: int) -> int:
