@@ -14,7 +14,7 @@ SOURCE = Path(__file__).parents[2] / "src" / "visavis"
 # A module may import modules of its own layer's package and of lower layers only.
 LAYERS = [
     {"errors"},
-    {"prompt", "sampling", "chat.types", "backends.options", "compiling", "machine"},
+    {"prompt", "sampling", "chat.types", "backends.options", "compiling", "machine", "pool"},
     {"pixel_kernels"},
     {"child_process", "patches", "weight_files"},
     {"grounding"},
