@@ -4,7 +4,6 @@
 #include <algorithm>
 
 #include "model.h"
-#include "panels.h"
 #include "simd.h"
 
 constexpr int CHUNK = 256;  // positions a task reads; longer contexts are split and merged
@@ -105,7 +104,10 @@ void mix_all(const Model& m, const void* v_cache, const int64_t* at, int n, cons
         else in_tiles<2, 1>(group, some);
     } else {
         for (int g = 0; g < group; g++)
-            for (int v = 0; v < d; v += LANES) mix<KV, 1, 1>(static_cast<const char*>(v_cache) + v * (KV == F32 ? 4 : 2), at, n, weights + g * CHUNK, out + g * d + v);
+            for (int v = 0; v < d; v += LANES) {
+                const char* values = static_cast<const char*>(v_cache) + v * (KV == F32 ? 4 : 2);
+                mix<KV, 1, 1>(values, at, n, weights + g * CHUNK, out + g * d + v);
+            }
     }
 }
 
@@ -132,7 +134,9 @@ void attend(const Model& m, const Layer& layer, const float* q, int kv_head, con
     const int group = m.heads / m.kv_heads, n = end - begin;
     int64_t at[CHUNK];
     addresses(m, table, begin, end, kv_head, at);
-    in_tiles<4, 3, 2, 1>(group, [&]<int HEADS>(int g) { score<KV, WIDTH, HEADS>(m, layer, q + g * m.head_dim, at, n, scores + g * CHUNK); });
+    in_tiles<4, 3, 2, 1>(group, [&]<int HEADS>(int g) {
+        score<KV, WIDTH, HEADS>(m, layer, q + g * m.head_dim, at, n, scores + g * CHUNK);
+    });
     for (int g = 0; g < group; g++) soften(scores + g * CHUNK, n, &out.max[g], &out.sum[g]);
     mix_all<KV, WIDTH>(m, layer.v_cache, at, n, scores, out.acc);
 }

@@ -11,9 +11,9 @@ inline void find_best(const float* x, int64_t n, int64_t* place, float* sum) {
     int64_t i = 0;
     for (; i + LANES <= n; i += LANES, step += 1) {
         const vfloat y = load(x + i);
-        const vint larger = y > top;
-        top = larger ? y : top;
-        best = larger ? step : best;
+        const vint above = y > top;
+        top = above ? y : top;
+        best = above ? step : best;
         total += y;
     }
     float most = -INFINITY;

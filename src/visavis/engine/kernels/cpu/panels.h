@@ -8,7 +8,6 @@
 #pragma once
 
 #include <algorithm>
-#include <type_traits>
 
 #include "model.h"
 #include "rows.h"
@@ -45,13 +44,6 @@ inline void unpack_row(const Linear& l, int64_t row, float* out) {
         else if (l.dtype == BF16) out[i] = bf16_to_float(static_cast<const uint16_t*>(l.weight)[e]);
         else out[i] = float(static_cast<const int8_t*>(l.weight)[e]) * l.scale[row];
     }
-}
-
-template <int N, class F>
-inline __attribute__((always_inline)) void unrolled(F&& f) {  // f(0) … f(N - 1): sums stay in registers only where no loop counts them
-    [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
-        (f(std::integral_constant<int, I>()), ...);
-    }(std::make_integer_sequence<int, N>());
 }
 
 constexpr std::integral_constant<int, 0> ZERO;
@@ -253,16 +245,6 @@ inline void tile_of_int8(const Tile& t, const char* x, int64_t ldx, int k) {
         return reinterpret_cast<vfloat&>(y) * load(t.scale + v * LANES);
     });
 #endif
-}
-
-// Calls f.operator()<M>(first) for tiles of some of SIZES vectors, the largest first, until `count` are done.
-template <int... SIZES, class F>
-inline void in_tiles(int count, F&& f) {
-    int m = 0;
-    auto take = [&]<int M>() {
-        while (count - m >= M) f.template operator()<M>(m), m += M;
-    };
-    (take.template operator()<SIZES>(), ...);
 }
 
 inline const char* panel_at(const Linear& l, int panel) {

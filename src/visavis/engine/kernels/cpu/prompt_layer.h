@@ -1,5 +1,5 @@
-// What a layer does to the tokens of a prompt before its attention and after it, some tokens at a time: what one operation
-// leaves for the next stays in the cache of the core that does both.
+// What a layer does to the tokens of a prompt before its attention and after it, some tokens at a time: what one
+// operation leaves for the next stays in the cache of the core that does both.
 #pragma once
 
 #include <algorithm>
@@ -67,7 +67,8 @@ class PromptLayer {
         workers.run(1, [&](int) { return (count + rows - 1) / rows; }, call);
     }
 
-    static bool takes_prepared(const Linear& l) { return ::takes_prepared(l.dtype, BLOCK_ROWS); }  // also the last, of fewer
+    // As many tokens' products do, also the last block's, which may be of fewer.
+    static bool takes_prepared(const Linear& l) { return ::takes_prepared(l.dtype, BLOCK_ROWS); }
 
     void resize(Scratch& s, const Layer& layer, int rows) {
         auto bytes = [&](const Linear& l) { return takes_prepared(l) ? size_t(row_bytes(l.dtype, l.k)) : 0; };
@@ -83,7 +84,8 @@ class PromptLayer {
     Rows prepared(Buffer& buffer, const Linear& l, const float* x, int count) {
         if (!takes_prepared(l)) return {x, l.k};
         char* to = reinterpret_cast<char*>(buffer.data());
-        for (int i = 0; i < count; i++) prepare_row(l.dtype, x + int64_t(i) * l.k, l.k, to + i * row_bytes(l.dtype, l.k));
+        const int64_t bytes = row_bytes(l.dtype, l.k);
+        for (int i = 0; i < count; i++) prepare_row(l.dtype, x + int64_t(i) * l.k, l.k, to + i * bytes);
         return {x, l.k, to};
     }
 
@@ -111,10 +113,12 @@ class PromptLayer {
         const bool rounds = takes_prepared(layer.down);  // bfloat16: column by column
         char* to = reinterpret_cast<char*>(s.prepared_act.data());
         for (int begin = 0; begin < panels; begin += GROUP_PANELS) {
-            const int end = std::min(panels, begin + GROUP_PANELS), first = begin * PANEL, columns = (end - begin) * PANEL;
+            const int end = std::min(panels, begin + GROUP_PANELS);
+            const int first = begin * PANEL, columns = (end - begin) * PANEL;
             // As if the buffers were the whole width: the product writes at the rows' own places.
-            product(layer.gate_up, begin, end, x, count, false, s.gate.data() - first, columns);
-            product(layer.gate_up, panels + begin, panels + end, x, count, false, s.up.data() - (m.intermediate + first), columns);
+            float *gates = s.gate.data() - first, *ups = s.up.data() - (m.intermediate + first);
+            product(layer.gate_up, begin, end, x, count, false, gates, columns);
+            product(layer.gate_up, panels + begin, panels + end, x, count, false, ups, columns);
             for (int i = 0; i < count; i++) {
                 float* gate = s.gate.data() + int64_t(i) * columns;
                 float* act = rounds ? gate : s.act.data() + int64_t(i) * m.intermediate + first;

@@ -166,8 +166,8 @@ class QueryBlocks {
     // exp(x - top), as exactly as its word will hold it.
     template <int KV>
     static vfloat raised(vfloat x, vfloat top) {
-        constexpr float log2e = 1.44269504088896341f;
 #if defined(__AVX512BF16__)
+        constexpr float log2e = 1.44269504088896341f;
         if constexpr (NUMBERS<KV> == 2) return vexp2_short(x * log2e - top * log2e);
 #endif
         return vexp(x - top);

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
+#include <type_traits>
 #include <utility>
 #if defined(__AVX512F__)
 #include <immintrin.h>
@@ -22,6 +23,24 @@ typedef int32_t vint __attribute__((vector_size(LANES * 4), aligned(4), may_alia
 
 enum DType : int32_t { F32 = 0, BF16 = 1, INT8 = 2 };
 constexpr int bytes_of(int dtype) { return dtype == F32 ? 4 : dtype == BF16 ? 2 : 1; }
+
+// f(0) … f(N - 1): sums stay in registers only where no loop counts them.
+template <int N, class F>
+inline __attribute__((always_inline)) void unrolled(F&& f) {
+    [&]<int... I>(std::integer_sequence<int, I...>) __attribute__((always_inline)) {
+        (f(std::integral_constant<int, I>()), ...);
+    }(std::make_integer_sequence<int, N>());
+}
+
+// Calls f.operator()<M>(first) for tiles of some of SIZES vectors, the largest first, until `count` are done.
+template <int... SIZES, class F>
+inline void in_tiles(int count, F&& f) {
+    int m = 0;
+    auto take = [&]<int M>() {
+        while (count - m >= M) f.template operator()<M>(m), m += M;
+    };
+    (take.template operator()<SIZES>(), ...);
+}
 
 inline vfloat splat(float x) { return x - vfloat{}; }  // "+" would cost an addition: -0 + 0 is 0
 
@@ -131,7 +150,7 @@ inline vfloat vexp(vfloat x) {
 #endif
 }
 
-#if defined(__AVX512F__)
+#if defined(__AVX512BF16__)
 // 2^x for x up to 0, off by no more than 2^-17 of it, for what is rounded to bfloat16 then; below 2^-126 that.
 inline vfloat vexp2_short(vfloat x) {
     x = larger(splat(-126.0f), x);

@@ -64,6 +64,8 @@ class Phases {
         alignas(64) std::atomic<uint64_t> done{0};  // step << 32 | chunks done
         std::atomic<uint64_t> chunks{0};            // step << 32 | share << 31 | chunks
     };
+    // One last taken exactly 2^32 - 1 jobs ago would pass for the job's own, and its chunks for done: hours of jobs of
+    // fewer phases, and then that very one.
     struct Ticket {
         alignas(64) std::atomic<uint64_t> next{0};  // step << 32 | chunks given out; of another step: none yet
     };
