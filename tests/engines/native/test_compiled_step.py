@@ -64,7 +64,8 @@ class Weights:
             return made.copy_(torch.randn(shape, generator=generator) * std)
 
         def linear(n: int, k: int, bias: bool = False) -> Any:
-            made = SimpleNamespace(weight=weight(n, k), bias=weight(n) if bias else None)
+            std = min(0.2, 6 * k**-0.5)  # attention's scores stay at tens
+            made = SimpleNamespace(weight=weight(n, k, std=std), bias=weight(n) if bias else None)
             made.packed = PackedWeight.pack(made.weight, made.bias, arena.empty)
             return made
 
@@ -86,6 +87,15 @@ class Weights:
         self.norm = norm(c.hidden_size)
         self.lm_head = weight(c.vocab_size, c.hidden_size)
         self.head = PackedWeight.pack(self.lm_head, None, arena.empty)
+
+    def quantise_layers(self) -> None:
+        """Their matrices to int8, as the engine makes them: a scale a row."""
+        arena = Arena()
+        for layer in self.layers:
+            for linear in (layer.qkv, layer.output, layer.gate_up, layer.down):
+                linear.packed = PackedWeight.quantise(linear.weight, linear.bias, arena.empty)
+                scale = linear.weight.abs().amax(1, keepdim=True) / 127
+                linear.weight = (linear.weight / scale).round().double() * scale
 
     def step(self, cache: KVCache, threads: int, max_batch: int) -> CpuDecodeStep:
         workers = Workers(threads, self.config.num_layers)
@@ -417,32 +427,124 @@ def test_prompt_attention_equals_float64_arithmetic(
     step.close()
 
 
+KINDS = {"float32": torch.float32, "bfloat16": torch.bfloat16, "int8": torch.float32}  # of weights → of the cache
+
+
+def _weights_of(kind: str, config: ModelConfig) -> Weights:
+    weights = Weights(config, KINDS[kind], seed=2)
+    if kind == "int8":
+        weights.quantise_layers()
+    return weights
+
+
+def _rotation(count: int, head_dim: int, generator: torch.Generator) -> Rotation:
+    angles = torch.rand(count, 1, head_dim // 2, generator=generator) * 6
+    return Rotation(angles.cos().repeat(1, 1, 2), torch.cat([-angles.sin(), angles.sin()], -1))
+
+
+def _check_whole_layer(kind: str, weights: Weights, step: CpuDecodeStep, cache: KVCache, layout: StepLayout) -> None:
+    """Layer 1 over the layout's tokens, and what it stores over other numbers."""
+    config, slots = weights.config, layout.slot_mapping
+    generator = torch.Generator().manual_seed(len(slots))
+    x = torch.randn(len(slots), config.hidden_size, generator=generator)
+    rotation = _rotation(len(slots), config.head_dim, generator)
+    plan = step.plan(layout)
+    before = cache.data.normal_(generator=generator).clone()
+    expected = weights.layer(1, x, rotation, step, plan)
+    stored = cache.data.clone()
+    cache.data.copy_(before)
+    given = x.clone()
+    got = step.layer(1, given, rotation, plan)
+    assert got is given
+    exact = kind != "bfloat16"
+    error = (got.double() - expected).norm(dim=-1) / expected.norm(dim=-1)
+    assert error.median() < (1e-5 if exact else 3e-3), (len(slots), error)
+    assert error.max() < (1e-4 if exact else 2e-2), (len(slots), error)
+    wrong = (cache.data[1, slots].double() - stored[1, slots].double()).norm() / stored[1, slots].double().norm()
+    assert wrong < (1e-6 if exact else 1e-3), (len(slots), wrong)
+    others = torch.ones(before.shape[1], dtype=torch.bool)
+    others[slots] = False
+    assert torch.equal(cache.data[0], before[0])
+    assert torch.equal(cache.data[1, others], before[1, others])
+
+
 @pytest.mark.parametrize("threads", [1, 2, 3])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda s: "-".join(map(str, s)))
 def test_a_whole_layer_equals_float64_arithmetic(
-    shape: tuple[int, int, int, int, int, bool], dtype: torch.dtype, threads: int
-):
+    shape: tuple[int, int, int, int, int, bool], kind: str, threads: int
+) -> None:
     """Numbers of tokens around those of tiles and of a thread's blocks."""
     config = _config(*shape)
-    generator = torch.Generator().manual_seed(12)
-    cache = KVCache(2, 40, 16, config.num_kv_heads, config.head_dim, device=torch.device("cpu"), dtype=dtype)
-    weights = Weights(config, dtype, seed=2)
+    cache = KVCache(2, 40, 16, config.num_kv_heads, config.head_dim, device=torch.device("cpu"), dtype=KINDS[kind])
+    weights = _weights_of(kind, config)
     step = weights.step(cache, threads, max_batch=2)
     for count in (1, 3, 13, 96, 97, 290, 300):
-        x = torch.randn(count, config.hidden_size, generator=generator)
-        angles = torch.rand(count, 1, config.head_dim // 2, generator=generator) * 6
-        rotation = Rotation(angles.cos().repeat(1, 1, 2), torch.cat([-angles.sin(), angles.sin()], -1))
-        plan = step.plan(StepLayout(torch.arange(count), prefills=[AttentionRow(0, 0, count, list(range(19)))]))
-        expected = weights.layer(1, x, rotation, step, plan)
-        stored = cache.data[1, :count].clone()
-        got = step.layer(1, x.clone(), rotation, plan)
-        error = (got.double() - expected).norm(dim=-1) / expected.norm(dim=-1)
-        assert error.median() < (1e-5 if dtype == torch.float32 else 3e-3), (count, error)
-        assert error.max() < (1e-4 if dtype == torch.float32 else 2e-2), (count, error)
-        wrong = (cache.data[1, :count].double() - stored.double()).norm() / stored.double().norm()
-        assert wrong < (1e-6 if dtype == torch.float32 else 1e-3), (count, wrong)
+        layout = StepLayout(torch.arange(count), prefills=[AttentionRow(0, 0, count, list(range(19)))])
+        _check_whole_layer(kind, weights, step, cache, layout)
     step.close()
+
+
+WIDE = [  # beyond the columns (K_BLOCK) after which a product of many vectors begins anew
+    (4, 2, 64, 256, 4160, True),
+    (4, 4, 64, 2080, 96, False),
+]
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("shape", [*SHAPES[1:4], *WIDE], ids=lambda s: "-".join(map(str, s)))
+def test_a_whole_layer_takes_decodes_and_chunks_together(
+    shape: tuple[int, int, int, int, int, bool], kind: str, threads: int
+) -> None:
+    """Chunks after a context, in blocks of the cache in any order."""
+    config = _config(*shape)
+    generator = torch.Generator().manual_seed(3)
+    cache = KVCache(2, 60, 16, config.num_kv_heads, config.head_dim, device=torch.device("cpu"), dtype=KINDS[kind])
+    weights = _weights_of(kind, config)
+    step = weights.step(cache, threads, max_batch=4)
+    for chunks in (((300, 5), (17, 41)), ((33, 97), (0, 200)), ((64, 1), (1, 2))):
+        free = torch.randperm(60, generator=generator).tolist()
+        rows = [
+            AttentionRow(uid, context, new, [free.pop() for _ in range(-(-(context + new) // 16))])
+            for uid, (context, new) in enumerate([(0, 1), (39, 1), (289, 1), *chunks])
+        ]
+        slots = [row.block_table[i // 16] * 16 + i % 16 for row in rows for i in range(row.num_context, row.num_keys)]
+        layout = StepLayout(torch.tensor(slots), decodes=rows[:3], prefills=rows[3:])
+        _check_whole_layer(kind, weights, step, cache, layout)
+    step.close()
+
+
+@pytest.mark.parametrize("threads", [1, 2, 3])
+def test_a_whole_layer_is_taken_from_48_tokens_a_thread_on(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And only where the compiled code can read what it is given."""
+    config = _config(4, 2, 32, 64, 96, False)
+    weights = Weights(config, torch.float32, seed=3)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    kernels = CpuKernels(torch.device("cpu"), torch.float32, "test", config.num_layers)
+    cache = KVCache(2, 16, 16, 2, 32, device=torch.device("cpu"), dtype=torch.float32)
+    kernels.bind_cache(cache)
+    generator = torch.Generator().manual_seed(1)
+
+    def layer(count: int, **other: Any) -> torch.Tensor | None:
+        layout = StepLayout(torch.arange(count), prefills=[AttentionRow(0, 0, count, list(range(10)))])
+        x, rotation = torch.zeros(count, 64), _rotation(count, 32, generator)
+        return kernels.whole_layer(1, other.get("x", x), other.get("rotation", rotation), kernels.plan(layout))
+
+    most = 48 * threads
+    assert layer(most) is None  # there is no compiled step yet
+    model: Any = SimpleNamespace(
+        config=config, layers=weights.layers, norm=weights.norm, lm_head=weights.head, embedding=None
+    )
+    whole_step = kernels.whole_step(model, Any, cache, max_batch=2)
+    assert layer(most - 1) is None
+    assert layer(most) is not None
+    assert layer(most, x=torch.zeros(most, 64, dtype=torch.bfloat16)) is None
+    assert layer(most, x=torch.zeros(64, most).T) is None
+    cos, sin = _rotation(most, 32, generator)
+    assert layer(most, rotation=Rotation(cos.double(), sin)) is None
+    assert layer(most, rotation=Rotation(cos, sin[:, 0])) is None
+    whole_step.close()
 
 
 def test_a_few_tokens_of_a_prompt_are_attended_as_as_many_decodes() -> None:
@@ -512,6 +614,18 @@ def test_what_does_not_fit_the_model_is_refused() -> None:
     ):
         with pytest.raises(ValueError, match="is no contiguous float32"):
             step.attention(0, qkv, plan)
+    turn = Rotation(torch.ones(5, 1, 32), torch.zeros(5, 1, 32))
+    for x in (
+        torch.zeros(4, 64),
+        torch.zeros(6, 64),
+        torch.zeros(5, 32),
+        torch.zeros(5, 65)[:, :64],
+        torch.zeros(5, 64, dtype=torch.bfloat16),
+    ):
+        with pytest.raises(ValueError, match="is no contiguous float32"):
+            step.layer(0, x, turn, plan)
+    with pytest.raises(ValueError, match="is no contiguous float32"):
+        step.layer(0, torch.zeros(5, 64), Rotation(turn.cos[:4], turn.signed_sin), plan)
     with pytest.raises(ValueError, match="one int64 a token"):
         step.plan(StepLayout(slots[:4], prefills=[row]))
     with pytest.raises(ValueError, match="one int64 a token"):

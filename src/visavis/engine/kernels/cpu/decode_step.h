@@ -79,6 +79,8 @@ class Stepper {
     void before_attention(int layer, const PromptTokens& tokens) { prompt_layer.before_attention(layers[layer], tokens); }
     void after_attention(int layer, const PromptTokens& tokens) { prompt_layer.after_attention(layers[layer], tokens); }
 
+    size_t prompt_bytes() const { return prompt_layer.bytes() + workers.prepared.bytes(); }
+
     void attend_prompt(int layer, const PromptChunk& c) {
         if (c.count > FEW_TOKENS) return prompt_attention(layers[layer], c);
         int32_t lengths[FEW_TOKENS];  // each token is a row of its own with the same table

@@ -1,5 +1,5 @@
 """`CpuDecodeStep`: a decode step of the whole decoder in one call of compiled code (`decode_step.h`); of a step with
-prompts, the attention of a layer."""
+prompts, a layer in three calls or its attention alone."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class CpuDecodeStep:
         self._recycled = recycled
         self._kept: list[Any] = [cache.data, head, layers]  # what the structures point to
         c = config
-        self.vocab_size = head.n
+        self.vocab_size, self.hidden_size = head.n, c.hidden_size
         self.num_heads, self.num_kv_heads, self.head_dim = c.num_heads, c.num_kv_heads, c.head_dim
         self.block_size = cache.block_size
         self.max_batch = max_batch
@@ -165,9 +165,12 @@ class CpuDecodeStep:
         return AttentionPlan(slots.contiguous(), decodes, chunks)
 
     def layer(self, layer: int, x: torch.Tensor, rotation: Rotation, plan: AttentionPlan) -> torch.Tensor:
-        """x (n, hidden) float32 → itself, changed. Stores keys and values."""
+        """x (n, hidden) float32, the plan's tokens → itself, changed. Stores keys and values."""
+        n, heads = plan.slots.shape[0], self.num_heads + 2 * self.num_kv_heads
+        _check(x, (n, self.hidden_size))
+        for part in rotation:
+            _check(part, (n, 1, self.head_dim))
         self._workers.check()
-        n, heads = x.shape[0], self.num_heads + 2 * self.num_kv_heads
         qkv = self._recycled.empty(n, heads, self.head_dim)
         self._library.visavis_prompt_before(
             self._handle,
@@ -186,10 +189,7 @@ class CpuDecodeStep:
     def attention(self, layer: int, qkv: torch.Tensor, plan: AttentionPlan) -> torch.Tensor:
         """qkv (n, H + 2K, D) float32, rotated → (n, H·D). Stores keys and values, then attends over the cache."""
         shape = (plan.slots.shape[0], self.num_heads + 2 * self.num_kv_heads, self.head_dim)
-        if qkv.shape != shape or qkv.dtype != torch.float32 or not qkv.is_contiguous():
-            raise ValueError(
-                f"{qkv.dtype} {tuple(qkv.shape)}, strides {qkv.stride()}, is no contiguous float32 {shape}"
-            )
+        _check(qkv, shape)
         self._workers.check()
         keys = qkv[:, self.num_heads :]
         self._library.visavis_store(
@@ -226,6 +226,12 @@ class CpuDecodeStep:
             )
         return out
 
+    @property
+    def prompt_bytes(self) -> int:
+        """Of buffers outside torch that grow with the tokens of a step: each thread's for a block, and vectors made
+        ready for a product."""
+        return int(self._library.visavis_prompt_bytes(self._handle))
+
     def close(self) -> None:
         """Frees its buffers."""
         handle, self._handle = self._handle, None
@@ -241,6 +247,14 @@ class CpuDecodeStep:
         kept = tensor.float().contiguous()
         self._kept.append(kept)
         return kept.data_ptr()
+
+
+def _check(tensor: torch.Tensor, shape: tuple[int, ...]) -> None:
+    """Whether the compiled code can read it. Raises ValueError."""
+    if tensor.shape != shape or tensor.dtype != torch.float32 or not tensor.is_contiguous():
+        raise ValueError(
+            f"{tensor.dtype} {tuple(tensor.shape)}, strides {tensor.stride()}, is no contiguous float32 {shape}"
+        )
 
 
 def attention_tables(rows: Sequence[AttentionRow]) -> AttentionTables:

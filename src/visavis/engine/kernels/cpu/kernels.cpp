@@ -111,6 +111,7 @@ int visavis_prompt_before(Stepper* s, int layer, int count, float* hidden, const
 int visavis_prompt_after(Stepper* s, int layer, int count, float* hidden, const float* mixed) {
     return lacks_memory([&] { s->after_attention(layer, {count, hidden, nullptr, nullptr, nullptr, nullptr, mixed}); });
 }
+int64_t visavis_prompt_bytes(const Stepper* s) { return int64_t(s->prompt_bytes()); }  // of buffers that grow with prompts
 int visavis_prompt_rounds(int kv_dtype, int count) {  // queries and weights to bfloat16
     return kv_dtype == BF16 && NUMBERS<BF16> == 2 && count > FEW_TOKENS;
 }

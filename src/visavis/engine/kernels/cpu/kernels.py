@@ -137,6 +137,11 @@ class CpuKernels(TorchKernels):
     def give_back_memory(self) -> None:
         self.recycled.give_back()
 
+    @property
+    def buffer_bytes(self) -> int:
+        """Of the compiled code's buffers that grow with the tokens of a step, beside `recycled`."""
+        return 0 if self._step is None else self._step.prompt_bytes
+
     def layer_norm(self, size: int, eps: float) -> CpuLayerNorm:
         return CpuLayerNorm(size, eps, self)
 

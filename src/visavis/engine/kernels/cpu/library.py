@@ -84,6 +84,7 @@ _SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "prompt_attention": (_refuse, [c_void_p, c_int, c_void_p, c_int64, c_int, c_int, *[c_void_p] * 2]),
     "prompt_before": (_refuse, [c_void_p, c_int, c_int, *[c_void_p] * 5]),
     "prompt_after": (_refuse, [c_void_p, c_int, c_int, *[c_void_p] * 2]),
+    "prompt_bytes": (c_int64, [c_void_p]),
     "prompt_rounds": (c_int, [c_int, c_int]),
     "rms_norm": (None, [c_void_p, c_void_p, c_int64, c_int, c_int, c_int, c_void_p, c_float, c_void_p, c_int64]),
     "rotate": (None, [c_void_p, c_void_p, c_int64, c_int, c_int, c_int, *[c_void_p] * 2]),

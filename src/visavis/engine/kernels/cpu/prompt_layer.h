@@ -49,6 +49,13 @@ class PromptLayer {
         });
     }
 
+    size_t bytes() const {  // that it keeps from its largest call on
+        size_t sum = 0;
+        for (const Scratch& s : scratch)
+            for (const Buffer* b : {&s.normed, &s.prepared, &s.gate, &s.up, &s.act, &s.prepared_act}) sum += b->bytes();
+        return sum;
+    }
+
   private:
     struct Scratch {  // of a thread, for a block of tokens
         Buffer normed, prepared, gate, up, act, prepared_act;

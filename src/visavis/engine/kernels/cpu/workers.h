@@ -110,6 +110,7 @@ class Buffer {
     Buffer(Buffer&& other) noexcept : data_(std::exchange(other.data_, nullptr)), size_(std::exchange(other.size_, 0)) {}
     ~Buffer() { std::free(data_); }
     float* data() { return data_; }
+    size_t bytes() const { return size_ * sizeof(float); }
 
   private:
     float* data_ = nullptr;
