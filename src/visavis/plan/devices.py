@@ -37,6 +37,7 @@ class Device:
     count: int
     compute_capability: tuple[int, int] | None = None
     source: str = ""  # how it is known
+    cores: int | None = None  # of a CPU, that programs may use; None: not known
 
     @property
     def used_bytes(self) -> int:
@@ -143,4 +144,4 @@ def cpu() -> Device:
         raise OptionError(f"this machine's memory cannot be read ({shorten(error)}); give --gpu-memory") from None
     cores = usable_cores()
     name = f"CPU, {cores} core{'s' if cores != 1 else ''}"
-    return Device("cpu", name, total, min(free, total), 1, source="this machine's memory")
+    return Device("cpu", name, total, min(free, total), 1, source="this machine's memory", cores=cores)

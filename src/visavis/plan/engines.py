@@ -45,6 +45,7 @@ class EngineFacts:
     flags: Mapping[str, str]
     patches_per_pass: int | None = None  # bounds what the vision tower encodes at once; one item always goes through
     vision_in_place: bool = False  # its tower writes over what it no longer needs
+    compiled_on_cpu: bool = False  # kernels that compute in float32 whatever the weights are
     whole_embedding: bool = False  # each rank has all of it
     model_types: frozenset[str] | None = None  # None: all that are planned here
     quantization: Mapping[str, str] = field(default_factory=dict)  # load-time format → its flags
@@ -58,6 +59,7 @@ ENGINES: dict[str, EngineFacts] = {
         name="native",
         title="native",
         vision_in_place=True,
+        compiled_on_cpu=True,
         sized_by="bytes",
         graph_bytes=0,
         graph_why="",

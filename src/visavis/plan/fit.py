@@ -12,7 +12,10 @@ from visavis.plan.engines import CONTEXT_BYTES, NCCL_BYTES, EngineFacts, slack_b
 from visavis.plan.memory import (
     SORT_BYTES,
     KvGeometry,
+    compiled_text_bytes,
+    least_of_blocks,
     logits_bytes,
+    rounded_patches_bytes,
     text_activation_bytes,
     vision_activation_bytes,
     vision_output_bytes,
@@ -140,9 +143,7 @@ def _batched_tokens(case: Case, facts: EngineFacts) -> int:
     wanted = max(PREFERRED_TOKENS, case.work.prompt_tokens)
     best = BATCHED_TOKENS[0]
     for tokens in BATCHED_TOKENS:
-        cost = text_activation_bytes(
-            case.shape.text, tokens, dtype=case.dtype, ranks=case.ranks, fused_experts=facts.fused_experts
-        )
+        cost = _text_step(case, facts, tokens).bytes
         if cost > ACTIVATION_SHARE * room and tokens > BATCHED_TOKENS[0]:
             break
         best = tokens
@@ -205,16 +206,9 @@ class _Activations(NamedTuple):
 
 def _activations(case: Case, facts: EngineFacts, tokens: int, rows: int, requests: int) -> _Activations:
     """The peaks of a step that computes `tokens` tokens and samples `rows` of them."""
-    text = case.shape.text
-    step = text_activation_bytes(text, tokens, dtype=case.dtype, ranks=case.ranks, fused_experts=facts.fused_experts)
-    fed = "max(3·intermediate" if text.moe is None else "max(what its experts hold"
+    text, dtype = case.shape.text, "float32" if _is_compiled(case, facts) else case.dtype
     peaks = [
-        MemoryPart(
-            "text step",
-            step,
-            f"{tokens} tokens a step × (4·hidden + {fed}, attention) + 2·head_dim) × {case.dtype}",
-            "activations",
-        ),
+        _text_step(case, facts, tokens),
         MemoryPart(
             "sampling",
             logits_bytes(text, rows),
@@ -235,11 +229,43 @@ def _activations(case: Case, facts: EngineFacts, tokens: int, rows: int, request
             images = max(1, min(images, facts.patches_per_pass // largest.patches))
         patches = images * largest.patches
     count = f"{images} image{'s' if images > 1 else ''} at once = {patches} patches"
-    encoder = vision_activation_bytes(vision, patches, dtype=case.dtype, in_place=facts.vision_in_place)
-    why = f"{count} × (pixels, rotary and the larger of a block's attention and MLP) × {case.dtype}"
+    encoder = vision_activation_bytes(vision, patches, dtype=dtype, in_place=facts.vision_in_place)
+    why = f"{count} × (pixels, rotary and the larger of a block's attention and MLP) × {dtype}"
     peaks.append(MemoryPart("vision encoder", encoder, why, "activations"))
-    waiting = vision_output_bytes(vision, patches // vision.merge_size**2, dtype=case.dtype)
+    waiting = vision_output_bytes(vision, patches // vision.merge_size**2, dtype=dtype)
+    if dtype != case.dtype:
+        waiting += rounded_patches_bytes(vision, patches)
     return _Activations(images, tuple(peaks), waiting)
+
+
+def _is_compiled(case: Case, facts: EngineFacts) -> bool:
+    """Whether the engine computes with its compiled CPU kernels, as long as the machine can build them and they take
+    the model's widths; float16 has plain torch."""
+    return facts.compiled_on_cpu and case.device.kind == "cpu" and case.dtype in ("float32", "bfloat16")
+
+
+def _text_step(case: Case, facts: EngineFacts, tokens: int) -> MemoryPart:
+    """The decoder's activations in a step of `tokens` tokens. Compiled CPU kernels take as many threads as there are
+    cores, or fewer, and then need less memory. Not so where a step has too few tokens for the blocks of that many
+    threads: for it, and where nobody knows the cores, the number of threads that takes the most is planned."""
+    text = case.shape.text
+    if _is_compiled(case, facts):
+        threads = case.device.cores
+        if threads is None or least_of_blocks(threads) > tokens:
+            threads = None
+            few, on = tokens, "the number of threads for which it is most"
+        else:
+            few, on = least_of_blocks(threads) - 1, f"up to {threads} thread{'s' if threads > 1 else ''}"
+        found = compiled_text_bytes(text, tokens, dtype=case.dtype, threads=threads)
+        why = (
+            f"{tokens} tokens a step × (hidden, queries, keys, values, attention, 2·head_dim) + up to {few} × "
+            f"(3·intermediate, attention) + a block a thread, × float32, on {on}"
+        )
+        return MemoryPart("text step", found, why, "activations")
+    found = text_activation_bytes(text, tokens, dtype=case.dtype, ranks=case.ranks, fused_experts=facts.fused_experts)
+    fed = "max(3·intermediate" if text.moe is None else "max(what its experts hold"
+    why = f"{tokens} tokens a step × (4·hidden + {fed}, attention) + 2·head_dim) × {case.dtype}"
+    return MemoryPart("text step", found, why, "activations")
 
 
 def _outside(case: Case, facts: EngineFacts) -> float:

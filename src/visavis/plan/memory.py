@@ -3,7 +3,8 @@
 The activation formulas are peaks over a decoder layer or a vision block, counted in elements a token (or a patch) of
 the engine's dtype. They equal what transformers holds at once (checked by counting live tensors), and the decoder's
 gives the 2.02 GiB that vLLM 0.7.3 profiled for Qwen2.5-1.5B with 32768 tokens a step. Engines with more fused kernels
-stay below them; none is known to exceed them.
+stay below them. The native engine's compiled CPU kernels, which compute in float32 whatever the weights are, have a
+formula of their own, held against a running engine.
 """
 
 from __future__ import annotations
@@ -16,8 +17,11 @@ from visavis.plan.shape import DTYPE_BYTES, TextShape, VisionShape
 __all__ = [
     "KV_DTYPE_BYTES",
     "KvGeometry",
+    "compiled_text_bytes",
     "kv_geometry",
+    "least_of_blocks",
     "logits_bytes",
+    "rounded_patches_bytes",
     "text_activation_bytes",
     "vision_activation_bytes",
     "vision_output_bytes",
@@ -83,6 +87,52 @@ def text_activation_bytes(
         feed_forward = max(feed_forward, text.moe.per_token * each + shared)
     peak = max(4 * text.hidden + feed_forward, 3 * text.hidden + 4 * q + 2 * kv) + 2 * text.head_dim
     return tokens * peak * DTYPE_BYTES[dtype]
+
+
+MIN_BLOCK = 48  # tokens a thread, from which on a layer is computed in blocks: kernels/cpu/kernels.py
+BLOCK_TOKENS = 96  # of a block, at most: prompt_layer.h
+BLOCK_COLUMNS = 128  # of gate and of up, that a block holds
+
+
+def least_of_blocks(threads: int) -> int:
+    """Tokens of the smallest step whose layers the compiled CPU kernels compute in blocks."""
+    return MIN_BLOCK * threads
+
+
+def compiled_text_bytes(text: TextShape, tokens: int, *, dtype: str, threads: int | None) -> float:
+    """Peak of steps of up to `tokens` tokens in the decoder by compiled CPU kernels: 4 bytes an element, the weights
+    being in `dtype`.
+
+    From 48 tokens a thread on a layer is computed in blocks of up to 96 tokens. Each token of the step then holds
+    hidden + 2·head_dim (cosine and sine) + 2·q + 2·kv (queries, keys, values and what attention makes of them), and
+    each token of a thread's block hidden + 256 + intermediate (normed input; gate and up of some columns; product).
+    With fewer tokens the operations follow each other, and each token holds 3·intermediate (gate, up, product) and
+    the larger of hidden and q (normed input, then attention's output) + q + 2·kv. Memory is kept for the next step, so
+    what one way leaves lies there beside the other's. Weights in bfloat16 have inputs rounded to it before a product,
+    half an element for each: beside them, or in a block instead of the product of gate and up.
+
+    `threads` None: as many as take the most, where nobody knows how many there are.
+    """
+    hidden, q, wide = text.hidden, text.q_size, text.intermediate
+    rounded = 0.5 if dtype == "bfloat16" else 0.0
+    heads = q + 2 * text.kv_size
+    always = hidden + 2 * text.head_dim
+    by_operation = heads + max(hidden, q) + 3 * wide + rounded * max(hidden, q, wide)
+    of_block = hidden + 2 * BLOCK_COLUMNS + max(wide, rounded * (wide + max(hidden, q)))
+    blocks = tokens // MIN_BLOCK if threads is None else threads
+    peak = 0.0
+    if threads is None or tokens < least_of_blocks(threads):
+        peak = tokens * (always + by_operation)
+    if 0 < least_of_blocks(blocks) <= tokens:
+        few = least_of_blocks(blocks) - 1
+        in_blocks = tokens * (always + heads + q) + min(tokens, BLOCK_TOKENS * blocks) * of_block
+        peak = max(peak, in_blocks + few * by_operation)
+    return 4 * peak
+
+
+def rounded_patches_bytes(v: VisionShape, patches: int) -> float:
+    """What compiled CPU kernels keep of a vision tower in bfloat16: the widest input of a product, rounded to it."""
+    return 2.0 * patches * max(v.patch_elements, v.intermediate)
 
 
 def logits_bytes(text: TextShape, rows: int, *, sort: bool = True) -> float:

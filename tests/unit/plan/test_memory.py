@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 
 from tests.unit.plan.configs import GIB, qwen2_vl_7b, qwen3_vl_235b_fp8, qwen25_1_5b
-from visavis.plan.memory import kv_geometry, logits_bytes, text_activation_bytes, vision_activation_bytes
+from visavis.plan.memory import (
+    compiled_text_bytes,
+    kv_geometry,
+    logits_bytes,
+    text_activation_bytes,
+    vision_activation_bytes,
+)
 from visavis.plan.shape import ModelShape, read_shape
 
 TEXT = {
@@ -209,3 +215,27 @@ def test_memory_grows_in_proportion_to_tokens_and_patches() -> None:
     assert vision_activation_bytes(shape.vision, 400, dtype="float32") == 2 * vision_activation_bytes(
         shape.vision, 400, dtype="bfloat16"
     )
+
+
+def test_compiled_cpu_kernels_hold_gate_and_up_of_few_tokens() -> None:
+    text = read_shape(qwen25_1_5b()).text  # hidden 1536, 12 and 2 heads of 128, intermediate 8960
+    always, heads, attended = 1536 + 2 * 128, 1536 + 2 * 256, 1536
+    by_operation = heads + max(1536, attended) + 3 * 8960
+    block = 1536 + 256 + 8960
+
+    def bytes_of(tokens: int, threads: int | None, dtype: str = "float32") -> float:
+        return compiled_text_bytes(text, tokens, dtype=dtype, threads=threads)
+
+    assert bytes_of(95, 2) == 4 * 95 * (always + by_operation)
+    in_blocks = 2048 * (always + heads + attended) + 95 * by_operation + 2 * 96 * block
+    assert bytes_of(2048, 2) == 4 * in_blocks
+    assert bytes_of(2048, 2, "bfloat16") == 4 * (in_blocks + 95 * 8960 / 2)  # inputs of products, rounded
+    assert bytes_of(100, 2) == 4 * (100 * (always + heads + attended) + 95 * by_operation + 100 * block)
+
+
+@pytest.mark.parametrize("tokens", [1, 47, 48, 95, 512, 2048])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_where_the_threads_are_not_known_the_most_of_any_number_is_planned(tokens: int, dtype: str) -> None:
+    text = read_shape(qwen25_1_5b()).text
+    each = [compiled_text_bytes(text, tokens, dtype=dtype, threads=threads) for threads in range(1, 65)]
+    assert compiled_text_bytes(text, tokens, dtype=dtype, threads=None) == max(each)

@@ -16,6 +16,7 @@ from tests.unit.plan.configs import GIB, card, qwen2_vl_7b, qwen3_vl_235b_fp8, q
 from visavis.errors import OptionError
 from visavis.plan import Device, EnginePlan, Plan, plan
 from visavis.plan.document import as_dict, in_one_line
+from visavis.plan.types import MemoryPart
 
 ENGINES = ("native", "hf", "vllm", "sglang")
 SCREEN = [(1080, 1920)]
@@ -309,6 +310,28 @@ def test_on_a_cpu_the_cache_is_as_large_as_needed() -> None:
     assert "--dtype float32" in engine(result, "vllm").launch
     assert "CUDA" in engine(result, "sglang").verdict
     assert all("cards" not in a.text for a in result.advice)
+
+
+def _text_step(cores: int | None, dtype: str = "auto") -> MemoryPart:
+    cpu = Device("cpu", "CPU", 64 * GIB, 50 * GIB, 1, None, "test", cores)
+    result = plan(qwen25_1_5b(), cpu, prompt_tokens=100, max_tokens=28, concurrency=2, dtype=dtype)
+    return next(part for part in engine(result, "native").activations if part.name == "text step")
+
+
+def test_on_a_cpu_activations_are_float32_whatever_the_weights_are() -> None:
+    single, half = _text_step(2), _text_step(2, "bfloat16")
+    assert single.bytes <= half.bytes < 1.05 * single.bytes
+    assert "2048 tokens" in half.why
+    assert "up to 95 ×" in half.why  # 48 tokens a thread, less one
+    assert half.why.endswith("× float32, on up to 2 threads")
+    assert _text_step(2, "float16").why.endswith("× float16")  # plain torch
+
+
+def test_on_a_cpu_of_unknown_or_many_cores_the_worst_number_of_threads_is_planned() -> None:
+    unknown, many = _text_step(None), _text_step(43)  # 43 · 48 tokens are more than a step's
+    assert unknown == many
+    assert "the number of threads for which it is most" in unknown.why
+    assert _text_step(2).bytes < _text_step(42).bytes <= unknown.bytes
 
 
 # ---- experts and FP8: document 004's checkpoint -------------------------------------------------------------
