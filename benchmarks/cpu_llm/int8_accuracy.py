@@ -121,7 +121,7 @@ class Native:
             return Sampled(told, [True] * len(told), [None] * len(told))
 
         sampler = self._engine.sampler
-        follow.forget = sampler.forget  # type: ignore[attr-defined]
+        follow.forget, follow.takes_largest = sampler.forget, sampler.takes_largest  # type: ignore[attr-defined]
         self._engine.sampler = follow  # type: ignore[assignment]
         try:
             self._run([ids[:start] for ids in windows], len(windows[0]) - start)

@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["NativeEngine", "StepOutput"]
 
-MANY_LOGITS = 1 << 20  # in a step: choosing among them is worth torch's threads
+MANY_LOGITS = 1 << 20  # in a step: changing them, drawing from them and ranking them is worth torch's threads
 
 Progress = Callable[[str, float], None]
 
@@ -228,7 +228,9 @@ class NativeEngine:
             self.runner.release_consumed(seq)
         if result.logits is None:
             return []
-        with self.torch_threads.all() if result.logits.numel() > MANY_LOGITS else nullcontext():
+        # Kernels with threads of their own find the largest logits on those.
+        many = result.logits.numel() > MANY_LOGITS and not self.sampler.takes_largest(result.seqs)
+        with self.torch_threads.all() if many else nullcontext():
             sampled = self.sampler(result.logits, result.seqs)
         return [
             self._append(seq, token_id, finite, logprobs)

@@ -84,6 +84,10 @@ class Sampler:
         if self._batch is not None and seq in self._batch.seqs:
             self._batch = None
 
+    def takes_largest(self, seqs: Seq[Sequence]) -> bool:
+        """Whether `best` is all that these requests' tokens need. As `sample` may be called: between tokens."""
+        return self._batch_of(seqs).plain
+
     def __call__(self, logits: torch.Tensor, seqs: Seq[Sequence]) -> Sampled:
         """As `sample`, and waits for the tokens."""
         return self.sample(logits, seqs).fetch()
@@ -94,10 +98,8 @@ class Sampler:
         Each request must get its token, or end, before the next call.
         """
         logits = logits.to(self.device)
-        batch = self._batch
-        if batch is None or not batch.matches(seqs):
-            batch = self._batch = SamplingBatch(seqs, self.vocab_size, self.device, self.penalties)
-        elif batch.penalties is not None and batch.last_ids is not None:
+        batch = self._batch_of(seqs)
+        if batch.penalties is not None and batch.last_ids is not None:  # those it began with are counted
             self.penalties.count(batch.penalties, batch.last_ids)
         if batch.plain:
             return PendingTokens(*self.best(logits), None, None, batch)
@@ -112,6 +114,12 @@ class Sampler:
         batch.last_ids = token_ids
         batch.steps += 1
         return PendingTokens(token_ids, totals, best, ranked, batch)
+
+    def _batch_of(self, seqs: Seq[Sequence]) -> SamplingBatch:
+        """The kept one as long as it is of these requests."""
+        if self._batch is None or not self._batch.matches(seqs):
+            self._batch = SamplingBatch(seqs, self.vocab_size, self.device, self.penalties)
+        return self._batch
 
     def _adjust(self, logits: torch.Tensor, batch: SamplingBatch) -> None:
         """Biases, bans and penalties, in place."""

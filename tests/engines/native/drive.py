@@ -50,7 +50,7 @@ def forced_logits(engine: NativeEngine, prompts: Sequence[Prompt], answers: Sequ
         return Sampled(tokens, [True] * len(tokens), [None] * len(tokens))
 
     sampler = engine.sampler
-    follow.forget = sampler.forget  # type: ignore[attr-defined]
+    follow.forget, follow.takes_largest = sampler.forget, sampler.takes_largest  # type: ignore[attr-defined]
     engine.sampler = follow  # type: ignore[assignment]
     try:
         for i, (prompt, answer) in enumerate(zip(prompts, answers, strict=True)):

@@ -107,6 +107,21 @@ def test_a_greedy_batch_takes_the_largest_logit_and_nothing_else(monkeypatch: py
     assert torch.equal(logits, before)
 
 
+def test_asking_whether_the_largest_is_enough_changes_nothing() -> None:
+    logits = random_logits(len(KINDS), 12)
+    asked, seqs = Sampler(12, CPU), [sequence(4, **kind) for kind in KINDS]
+    silent, same = Sampler(12, CPU), [sequence(4, **kind) for kind in KINDS]
+    for _ in range(10):
+        assert not asked.takes_largest(seqs)
+        tokens = asked(logits.clone(), seqs).token_ids
+        assert tokens == silent(logits.clone(), same).token_ids
+        for token, pair in zip(tokens, zip(seqs, same, strict=True), strict=True):
+            for seq in pair:
+                seq.token_ids.append(token)
+    assert Sampler(12, CPU).takes_largest([sequence(), sequence()])
+    assert not Sampler(12, CPU).takes_largest([sequence(), sequence(temperature=1.0)])
+
+
 def test_a_batch_becomes_plain_when_its_min_tokens_are_reached() -> None:
     sampler, seq = Sampler(5, CPU), sequence(min_tokens=2, eos_token_ids=(0,))
     logits = torch.tensor([[9.0, 1.0, 0.0, 0.0, 0.0]])
