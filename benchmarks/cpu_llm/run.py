@@ -4,8 +4,9 @@
         [--python vllm=/env/bin/python --python llamacpp=… --python openvino=…] [--out result.json]
 
 Each engine sits in a process of its own and stays loaded; only one works at a time, and rounds of all of them
-alternate, so that a noisy moment meets each. Same ids, all prompts different, greedy, fixed length, no prefix caching.
-From outside, alike for all: t(1) = seconds for one token, t(n) = seconds for n.
+alternate, so that a noisy moment meets each; a first round of all is not timed. Same ids, all prompts different,
+greedy, fixed length, no prefix caching. From outside, alike for all: t(1) = seconds for one token, t(n) = seconds for
+n.
 
 - read: GB a second that the same threads read from memory, before the "alone" of each round: the ceiling of one request
 - first token: t(1) at 1 prompt of 49 tokens, and of 1000
@@ -131,17 +132,18 @@ def main() -> None:
     answers: dict[str, Any] = {}
     memory = Engine(MEMORY, arguments, pythons)
     record["read"] = {"how": memory.hello["version"], "gb_per_s": []}
-    for number in range(arguments.rounds):
+    for number in range(-1, arguments.rounds):  # the first one untimed: engines have slept while others were loaded
         for what, (count, length, tokens) in work.items():
             same = prompts(count, length)  # new ones each round, the same for all engines
-            if what == "alone":
+            if what == "alone" and number >= 0:
                 record["read"]["gb_per_s"].append(round(READ_BYTES * READS / memory([], READS)[0] / 1e9, 1))
             for name, engine in list(engines.items()):
                 taken, ids = engine(same, tokens)
-                seconds[name][what].append(taken)
+                if number >= 0:
+                    seconds[name][what].append(taken)
                 if number == 0 and what == "alone":
                     answers[name] = ids
-        print(f"round {number + 1} of {arguments.rounds}", file=sys.stderr)
+        print(f"round {number + 1} of {arguments.rounds}", file=sys.stderr, flush=True)
     memory.close()
     for name, engine in engines.items():
         record["engines"][name] = {**engine.hello, **figures(seconds[name], arguments)}

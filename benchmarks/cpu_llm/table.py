@@ -7,6 +7,7 @@ A target that was missed is said to be missed: the words come from the numbers.
 from __future__ import annotations
 
 import json
+import statistics
 from pathlib import Path
 from typing import Any
 
@@ -46,14 +47,14 @@ def engines(record: dict[str, Any] | None) -> list[str]:
     columns = ("first_token_49_ms", "first_token_1000_ms", "decode_1", f"decode_{batch}", "whole_1", f"whole_{batch}")
     lines = [
         f"**{settings['model']}**, {machine(record)}; {settings['threads']} threads, {settings['tokens']} tokens an "
-        f"answer, medians of {settings['rounds']} rounds in turn. First token in ms after a prompt of 49 and of 1000 "
-        f"tokens; tokens a second of one request and of {batch} at once.",
+        f"answer, medians of {settings['rounds']} rounds in turn, in brackets of the shortest times. First token in ms "
+        f"after a prompt of 49 and of 1000 tokens; tokens a second of one request and of {batch} at once.",
         "",
         f"| engine | first token, 49 | first token, 1000 | decode, 1 | decode, {batch} | whole, 1 | whole, {batch} |",
         "|---|---|---|---|---|---|---|",
     ]
     for name, row in found.items():
-        values = " | ".join(number(row[column]) for column in columns)
+        values = " | ".join(f"{number(row[column])} ({number(row[column + '_best'])})" for column in columns)
         lines.append(f"| {name} | {values} |")
     lines += [f"| {name} | failed: {why} |" + " |" * 5 for name, why in record.get("failed", {}).items()]
     versions = dict.fromkeys(row["version"] for row in found.values())
@@ -90,10 +91,10 @@ def ceiling(record: dict[str, Any]) -> list[str]:
     if not rounds or native is None:
         return []
     tokens, seconds = record["settings"]["tokens"], native["seconds"]
-    pairs = zip(rounds, seconds["alone"], seconds["first token, 49"], strict=True)
+    first = statistics.median(seconds["first token, 49"])
     each = "; ".join(
         f"{read:.0f} GB/s: {read * 1e9 / WEIGHT_BYTES:.0f} and {(tokens - 1) / (whole - first):.0f}"
-        for read, whole, first in sorted(pairs)
+        for read, whole in sorted(zip(rounds, seconds["alone"], strict=True))
     )
     return [
         "",
