@@ -210,7 +210,7 @@ def _parity(found: dict[str, dict[str, Any]]) -> list[str]:
         "",
         "| bf16 beside transformers' bf16, both against its float32 | logit error: ours, theirs | ratio, at the first "
         "token | tower's error: ours, theirs | KL of the first token (nat): ours, theirs | same likeliest first "
-        "token | greedy tokens equal to theirs | law |",
+        "token: ours, theirs | greedy tokens equal to theirs | law |",
         "|---|---|---|---|---|---|---|---|",
     ]
     for family, model in PARITY_MODELS.items():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import os
+import threading
 import time
 import warnings
 from collections.abc import Callable, Mapping
@@ -64,7 +65,7 @@ class StepOutput:
 
 
 class NativeEngine:
-    """Not thread-safe: one thread calls `add_request`, `step` and `abort`."""
+    """Not thread-safe: one thread calls `add_request`, `step` and `abort`; any may call `close`."""
 
     def __init__(
         self,
@@ -132,6 +133,8 @@ class NativeEngine:
         self._uids = itertools.count()
         self._final: EngineStatistics | None = None
         self._closed = False
+        self._process_id = os.getpid()
+        self._busy = threading.RLock()  # held by a step, and by `close`
         report("ready", time.perf_counter() - begin)
 
     @property
@@ -196,9 +199,10 @@ class NativeEngine:
 
     def step(self) -> list[StepOutput]:
         """Computes one step; an output for every request that got a token or ended. Empty when there is no work."""
-        self._check_open()
-        with torch.inference_mode(), self.communicator.guard(), self.torch_threads.one():
-            return self._step()
+        with self._busy:
+            self._check_open()
+            with torch.inference_mode(), self.communicator.guard(), self.torch_threads.one():
+                return self._step()
 
     def _step(self) -> list[StepOutput]:
         if self.ahead is not None and self.ahead.flight is not None:
@@ -232,17 +236,17 @@ class NativeEngine:
         many = result.logits.numel() > MANY_LOGITS and not self.sampler.takes_largest(result.seqs)
         with self.torch_threads.all() if many else nullcontext():
             sampled = self.sampler(result.logits, result.seqs)
-        return [
-            self._append(seq, token_id, finite, logprobs)
-            for seq, token_id, finite, logprobs in zip(
-                result.seqs, sampled.token_ids, sampled.finite, sampled.logprobs, strict=True
-            )
-        ]
+        rows = zip(result.seqs, sampled.token_ids, sampled.finite, sampled.logprobs, strict=True)
+        return [output for row in rows if (output := self._append(*row)) is not None]
 
     def close(self) -> None:
-        """Frees the model and the cache. May be called twice; nothing else may be called after."""
-        if self._closed:
-            return
+        """Frees the model and the cache. May be called twice and from any thread: it waits for the step that is being
+        computed. Nothing else may be called after."""
+        with self._busy if os.getpid() == self._process_id else nullcontext():
+            if not self._closed:
+                self._close()
+
+    def _close(self) -> None:
         self._final = self.statistics()
         self._closed = True
         self.runner.close()
@@ -283,10 +287,14 @@ class NativeEngine:
 
     def _take_flight(self, ahead: AheadDecoder) -> list[StepOutput]:
         """The tokens of the decode step in flight, once the next one is launched."""
-        return [self._append(seq, token_id, token_id >= 0, None) for seq, token_id in ahead.advance(self.scheduler)]
+        rows = [(seq, token_id, token_id >= 0, None) for seq, token_id in ahead.advance(self.scheduler)]
+        return [output for row in rows if (output := self._append(*row)) is not None]
 
-    def _append(self, seq: Sequence, token_id: int, finite: bool, logprobs: TokenLogprobs | None) -> StepOutput:
+    def _append(self, seq: Sequence, token_id: int, finite: bool, logprobs: TokenLogprobs | None) -> StepOutput | None:
+        """The token goes to its request. None: the request is computed anew, without what others left in the cache."""
         if not finite:
+            if self.scheduler.distrust(seq):
+                return None
             return self._fail(
                 seq,
                 f"the model's logits are not finite after {seq.num_tokens} tokens ({self.settings.dtype}); "
@@ -328,6 +336,10 @@ class NativeEngine:
     def _check_open(self) -> None:
         if self._closed:
             raise BackendError("the engine is closed")
+        if os.getpid() != self._process_id:  # threads, and what a device holds, stay behind in a fork
+            raise BackendError(
+                "the engine was loaded before this process was forked; start the child by spawn, and load it there"
+            )
 
 
 _process: int | None = None  # that loaded an engine first

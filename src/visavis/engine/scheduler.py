@@ -81,6 +81,17 @@ class Scheduler:
         self.pool.release(seq.block_table, forget=forget)
         seq.status = SequenceStatus.FINISHED
 
+    def distrust(self, seq: Sequence) -> bool:
+        """Of a running request whose logits are not finite: if it found a part of its beginning in the cache, that part
+        is forgotten, and it waits to be computed anew without the cache. False: the fault is its own. (A chunk with
+        numbers that are not finite may spoil the tokens before them, which are named before its request fails.)"""
+        if not seq.has_shared:
+            return False
+        seq.trusts_cache = False
+        seq.num_cached_tokens = 0
+        self._preempt(seq, forget=True)
+        return True
+
     def advance(self, step: ScheduledStep) -> None:
         """After a step was computed: moves its requests on, and names the blocks that became full."""
         for seq in step.decodes:
@@ -149,6 +160,7 @@ class Scheduler:
         # A block of headroom for each running request, so that its next tokens do not evict the newcomer at once.
         if self.pool.num_free_after(found, seq.num_tokens) < len(self.running):
             return False
+        seq.has_shared = bool(found)
         self.pool.share(seq.block_table, found)
         self.pool.grow(seq.block_table, seq.num_tokens)
         seq.num_computed_tokens = len(found) * self.pool.block_size
@@ -163,13 +175,14 @@ class Scheduler:
 
     def _cached_blocks(self, seq: Sequence) -> list[int]:
         """The blocks of its beginning that are there already, short of its last token, whose logits are wanted."""
-        if self._hasher is None or seq.sampling.prompt_logprobs is not None:  # those need every token computed
+        # Log-probabilities of the prompt need every token computed.
+        if self._hasher is None or not seq.trusts_cache or seq.sampling.prompt_logprobs is not None:
             return []
         return self.pool.find(seq.block_hashes[: (seq.num_tokens - 1) // self.pool.block_size])
 
-    def _preempt(self, seq: Sequence) -> None:
+    def _preempt(self, seq: Sequence, *, forget: bool = False) -> None:
         self.running.remove(seq)
-        self.pool.release(seq.block_table)
+        self.pool.release(seq.block_table, forget=forget)
         seq.num_computed_tokens = 0
         seq.status = SequenceStatus.WAITING
         insort(self.waiting, seq, key=_turn)

@@ -49,6 +49,8 @@ class Sequence:
     patches: dict[int, torch.Tensor] = field(default_factory=dict)  # of media items, where made before their turn
     block_hashes: list[bytes] = field(default_factory=list)  # names of its first full blocks, as far as worked out
     num_cached_tokens: int | None = None  # found in the prefix cache when it was first admitted
+    has_shared: bool = False  # some of its blocks were computed by others, or before it was preempted
+    trusts_cache: bool = True
     grammar: GrammarState | None = None  # what the answer must match, and how far it has come
     prompt_logprobs: list[TokenLogprobs | None] = field(default_factory=list)  # of the prompt's first tokens
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -14,6 +16,7 @@ import torch
 
 from tests.engines.native.drive import drain, greedy, make_engine
 from tests.engines.native.reference import Part, Reference
+from visavis.engine import NativeEngine
 from visavis.errors import BackendError, OptionError
 from visavis.sampling import ResolvedSampling
 
@@ -81,6 +84,65 @@ def test_a_request_with_broken_logits_fails_alone(ref: Reference, kernels: str) 
         assert "not finite" in errors["broken"]
         assert [answers[str(i)] for i in range(4)] == expected, round_
         assert answers["broken"] == []
+
+
+@pytest.mark.parametrize("how", ["aborted", "going on"])
+@pytest.mark.parametrize("kernels", ["torch", "auto"])
+def test_a_prefix_spoiled_by_what_stands_behind_it_is_computed_anew(ref: Reference, kernels: str, how: str) -> None:
+    """A NaN reaches tokens before it in attention, whose blocks have names before the logits tell."""
+    engine = make_engine(ref, kernels=kernels, max_num_batched_tokens=32)
+    poison = 250
+    embed = engine.runner.model.embed
+    engine.runner.model.embed = lambda ids: embed(ids).masked_fill((ids == poison)[:, None], math.nan)  # type: ignore[method-assign]
+    long, short = ref.prompt([97], seed=1), ref.prompt([26], seed=2)
+    same = long.token_ids[:16]
+    ids = (*same, poison, *long.token_ids[17:])
+    broken = replace(long, token_ids=ids, canonical_ids=ids)
+    ids = (*same, *short.token_ids[16:])
+    good = replace(short, token_ids=ids, canonical_ids=ids)
+    expected = ref.answer(good).token_ids[:12]
+    engine.add_request("broken", broken, ResolvedSampling(max_tokens=12))
+    engine.step()
+    if how == "aborted":
+        engine.abort("broken")
+    engine.add_request("good", good, ResolvedSampling(max_tokens=12))
+    answer: list[int] = []
+    errors, cached = {}, []
+    while engine.has_work:
+        for output in engine.step():
+            if output.finish_reason == "error":
+                errors[output.request_id] = output.error
+            elif output.request_id == "good":
+                answer += output.token_ids
+                cached.append(output.num_cached_tokens)
+    assert answer == expected
+    assert cached[0] == 0
+    assert list(errors) == ([] if how == "aborted" else ["broken"])
+    assert engine.pool.num_free == engine.pool.num_blocks
+
+
+def test_an_engine_may_be_closed_while_another_thread_steps(ref: Reference) -> None:
+    prompts = prompts_of(ref, [[300], [9], [150]])
+    for wait_s in (0.0, 0.01, 0.03, 0.06):
+        engine = make_engine(ref, max_num_batched_tokens=32)
+        for i, prompt in enumerate(prompts):
+            engine.add_request(str(i), prompt, ResolvedSampling(max_tokens=7000, ignore_eos=True))
+        said: list[str] = []
+
+        def run(engine: NativeEngine = engine, said: list[str] = said) -> None:
+            try:
+                while engine.has_work:
+                    engine.step()
+            except BackendError as error:
+                said.append(str(error))
+
+        thread = threading.Thread(target=run)
+        thread.start()
+        time.sleep(wait_s)
+        engine.close()
+        thread.join(30)
+        assert not thread.is_alive()
+        assert said == ["the engine is closed"]
 
 
 def test_a_batch_that_grows_over_and_shrinks_under_the_compiled_steps_limit_stays_right(ref: Reference) -> None:

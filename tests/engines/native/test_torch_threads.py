@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from tests.engines.native.compiled import need_compiled_kernels
-from tests.engines.native.drive import drain, make_engine
+from tests.engines.native.drive import drain, greedy, make_engine
 from tests.engines.native.reference import Reference
 from visavis.engine import engine as engine_module
 from visavis.engine.kernels.torch_threads import TorchThreads
@@ -108,15 +108,23 @@ def test_other_threads_and_what_comes_after_an_error_have_all_of_them(two_thread
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_forked_child_is_told_to_be_spawned_where_loading_would_hang(reference: Callable[..., Reference]) -> None:
+@pytest.mark.parametrize("which", ["its own engines", "its parent's engine"])
+def test_a_forked_child_is_told_to_be_spawned_where_it_would_hang(
+    reference: Callable[..., Reference], which: str
+) -> None:
     ref = reference("qwen2", tied=False)
-    make_engine(ref, device="cpu", threads=2).close()
+    engine = make_engine(ref, device="cpu", threads=2)
+    prompt = ref.prompt([80], seed=1)
+    greedy(engine, [prompt], 2)
     child = os.fork()
     if child == 0:
         code = 9
         try:
-            make_engine(ref, device="cpu", threads=1).close()
-            make_engine(ref, device="cpu", threads=2)
+            if which == "its own engines":
+                make_engine(ref, device="cpu", threads=1).close()
+                make_engine(ref, device="cpu", threads=2)
+            else:
+                greedy(engine, [prompt], 2)
         except BackendError as error:
             code = 7 if "spawn" in str(error) else 8
         finally:
