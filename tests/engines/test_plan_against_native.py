@@ -73,10 +73,22 @@ WORDS = {"text": 1000, "image": 500}  # of two tokens each: with the image's, a 
 
 @pytest.mark.parametrize("kind", ["text", "image"])
 @pytest.mark.parametrize(
-    ("kernels", "dtype"), [("compiled", "float32"), ("compiled", "bfloat16"), ("torch", "float32")]
+    ("kernels", "dtype", "quantization"),
+    [
+        ("compiled", "float32", None),
+        ("compiled", "bfloat16", None),
+        ("torch", "float32", None),
+        ("compiled", "float32", "int8"),
+        ("compiled", "bfloat16", "int8"),
+        ("compiled", "float32", "int4"),
+    ],
 )
 def test_native_holds_what_was_predicted(
-    kind: str, kernels: str, dtype: Literal["float32", "bfloat16"], monkeypatch: pytest.MonkeyPatch
+    kind: str,
+    kernels: str,
+    dtype: Literal["float32", "bfloat16"],
+    quantization: Literal["int8", "int4"] | None,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     from PIL import Image
 
@@ -98,6 +110,7 @@ def test_native_holds_what_was_predicted(
         max_tokens=3,
         engines=("native",),
         dtype=dtype,
+        quantization=quantization,
         images=[SCREEN] if kind == "image" else (),
         prompt_tokens=len(prompt) - prompt.num_image_tokens,
     )
@@ -110,7 +123,7 @@ def test_native_holds_what_was_predicted(
         name: found.value(name)
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_bytes")
     }
-    engine = _engine(dtype=dtype, kernels=kernels, **settings)
+    engine = _engine(dtype=dtype, kernels=kernels, quantization=quantization, **settings)
     try:
         own = storages()
         held = sum(size for key, size in own.items() if key not in before)

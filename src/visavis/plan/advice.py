@@ -11,19 +11,20 @@ from visavis.plan.shape import ModelShape
 from visavis.plan.speed import Speed, speed_of
 from visavis.plan.types import Advice, EnginePlan, Plan
 from visavis.plan.units import GIB, format_bytes
-from visavis.plan.weights import step_bytes, weight_bytes
+from visavis.plan.weights import step_bytes
 
 __all__ = ["advise"]
 
-Holds = Callable[[int, Quantization | None], bool]
-"""(ranks, weight format) → whether one request of the work would fit."""
+Holds = Callable[[int, Quantization | None], float | None]
+"""(ranks, weight format) → bytes of the weights where one request of the work would fit, else None."""
 
 OFFLOAD_BANDWIDTH = 25e9
 """Bytes a second over PCIe 4.0 ×16 from host memory, in practice."""
 
 
 def advise(plan: Plan, shape: ModelShape, quantization: Quantization | None, holds: Holds) -> tuple[Advice, ...]:
-    """In the order people need it: what to do when it does not fit, the two lengths, then speed."""
+    """In the order people need it: what to do when it does not fit, the two lengths, then speed. `quantization` is what
+    the weights of `plan.weights` are held in."""
     found = [
         *_not_fitting(plan, shape, quantization, holds),
         *_lengths(plan),
@@ -41,7 +42,7 @@ def advise(plan: Plan, shape: ModelShape, quantization: Quantization | None, hol
 def _not_fitting(plan: Plan, shape: ModelShape, quantization: Quantization | None, holds: Holds) -> list[Advice]:
     refused = [e for e in plan.engines if not e.fits and not e.parts]
     short = [e for e in plan.engines if not e.fits and e.parts]
-    if plan.fits or not short:
+    if any(e.fits and not e.made for e in plan.engines) or not short:
         return [_urgent("cannot run", "; ".join(e.verdict for e in refused))] if not plan.fits and refused else []
     weights = format_bytes(plan.weight_bytes)
     missing = min(e.shortage_bytes for e in short)
@@ -50,16 +51,16 @@ def _not_fitting(plan: Plan, shape: ModelShape, quantization: Quantization | Non
     ways = []
     if quantization is None:
         for name in ("fp8", "int8", "int4"):
-            other = LOAD_TIME[name]
-            size = sum(
-                weight_bytes(shape, dtype=plan.dtype, quantization=other, ranks=plan.tensor_parallel_size).values()
-            )
-            if holds(plan.tensor_parallel_size, other):
+            if (size := holds(plan.tensor_parallel_size, LOAD_TIME[name])) is not None:
                 ways.append(f"{name} weights ({format_bytes(size)}{', also as AWQ or GPTQ' if name == 'int4' else ''})")
     heads = [shape.text.heads, *([shape.vision.heads] if shape.vision else [])]
     if plan.device.kind == "cuda":
         for ranks in (2, 4, 8, 16):
-            if ranks > plan.tensor_parallel_size and all(h % ranks == 0 for h in heads) and holds(ranks, quantization):
+            if (
+                ranks > plan.tensor_parallel_size
+                and all(h % ranks == 0 for h in heads)
+                and holds(ranks, quantization) is not None
+            ):
                 ways.append(f"{ranks} such cards (--tensor-parallel-size {ranks})")
                 break
     offloading = {"vllm": f"vllm --cpu-offload-gb {-(-missing // GIB):.0f}", "hf": "hf device_map=auto"}
@@ -73,13 +74,10 @@ def _not_fitting(plan: Plan, shape: ModelShape, quantization: Quantization | Non
         ways.append("smaller images, a shorter prompt or a shorter answer: the weights alone do fit")
     if not ways:
         names = ", ".join(e.engine for e in short)
-        return [
-            _urgent("does not fit", f"{text}Nothing {names} can do makes it fit: a larger card, or other --backends.")
-        ]
+        larger = "a larger card" if plan.device.kind == "cuda" else "a machine with more memory"
+        return [_urgent("does not fit", f"{text}Nothing {names} can do makes it fit: {larger}, or other --backends.")]
     only = "Only a quantised, split or offloaded run fits: " if quantization is None else "What fits: "
-    by_itself = quantization is None and plan.device.kind == "cuda" and any(e.engine == "native" for e in short)
-    native = " native makes int8 or int4 weights by itself where that is enough." if by_itself else ""
-    return [_urgent("does not fit", f"{text}{only}{'; '.join(ways)}.{native}")]
+    return [_urgent("does not fit", f"{text}{only}{'; '.join(ways)}.")]
 
 
 def _urgent(topic: str, text: str) -> Advice:

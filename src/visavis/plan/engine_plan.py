@@ -7,10 +7,10 @@ from dataclasses import dataclass, replace
 
 from visavis.plan.devices import Device
 from visavis.plan.engines import EngineFacts, launch_command, refusal
-from visavis.plan.fit import Case, Fit, fit, held_without_limit, overhead_why, requests_held
+from visavis.plan.fit import Case, Fit, fit, held_without_limit, is_compiled, overhead_why, requests_held
 from visavis.plan.memory import KvGeometry, kv_geometry
 from visavis.plan.proposals import propose
-from visavis.plan.quantization import Quantization
+from visavis.plan.quantization import LOAD_TIME, Quantization
 from visavis.plan.shape import ModelShape
 from visavis.plan.types import EnginePlan, MemoryPart
 from visavis.plan.units import format_bytes
@@ -38,12 +38,22 @@ class Asked:
     model: str
     path: str
 
+    def held_by(self, facts: EngineFacts) -> Quantization | None:
+        """What this engine holds `quantization` as on this device; None: `dtype`. The compiled CPU kernels take int8
+        for embedding and head too, with scales in float32, and hold 4 bits as the numbers they stand for."""
+        found = self.quantization
+        if found is None or not is_compiled(facts, self.device, self.dtype):
+            return found
+        if found.name != LOAD_TIME["int8"].name:
+            return None
+        return replace(found, scale_bytes=4, embedding=True, lm_head=True)
+
     def case(self, facts: EngineFacts) -> Case:
         """The question as it is for this engine."""
         # transformers lays whole layers over the cards: weights and cache are divided, a step's activations are not.
         spread = self.ranks if facts.sized_by == "batch" else 1
         ranks = 1 if spread > 1 else self.ranks
-        weights = weight_bytes(self.shape, dtype=self.dtype, quantization=self.quantization, ranks=ranks)
+        weights = weight_bytes(self.shape, dtype=self.dtype, quantization=self.held_by(facts), ranks=ranks)
         kv = kv_geometry(self.shape.text, dtype=self.kv_dtype, ranks=ranks, block_size=BLOCK_SIZE)
         return Case(
             shape=self.shape,
@@ -70,6 +80,28 @@ def plan_engine(asked: Asked, facts: EngineFacts, *, dtype_asked: str, kv_asked:
     )
     if refused:
         return EnginePlan(facts.name, False, refused)
+    found = _plan_as_it_is(asked, facts, dtype_asked=dtype_asked, kv_asked=kv_asked)
+    if found.fits or not _may_choose(asked, facts, dtype_asked):
+        return found
+    lacking = []
+    for name in facts.quantization:
+        smaller = _plan_as_it_is(
+            replace(asked, quantization=LOAD_TIME[name]), facts, dtype_asked=dtype_asked, kv_asked=kv_asked
+        )
+        if smaller.fits:
+            short = f"{asked.dtype} weights lack {format_bytes(found.shortage_bytes)}"
+            return replace(smaller, made=name, verdict=f"{smaller.verdict}, loaded {name} by itself: {short}")
+        lacking.append(f"{name} weights lack {format_bytes(smaller.shortage_bytes)}")
+    return replace(found, verdict=f"{found.verdict}; {', '.join(lacking)}")
+
+
+def _may_choose(asked: Asked, facts: EngineFacts, dtype_asked: str) -> bool:
+    """Whether the engine makes weights that do not fit smaller by itself: nobody said what they are to be in."""
+    return facts.makes_smaller and asked.device.kind == "cuda" and asked.quantization is None and dtype_asked == "auto"
+
+
+def _plan_as_it_is(asked: Asked, facts: EngineFacts, *, dtype_asked: str, kv_asked: str) -> EnginePlan:
+    """With the weights in the format that is asked for."""
     case = asked.case(facts)
     found = fit(case, facts)
     held = requests_held(case, found.kv_bytes)
@@ -78,7 +110,7 @@ def plan_engine(asked: Asked, facts: EngineFacts, *, dtype_asked: str, kv_asked:
     plan = EnginePlan(
         engine=facts.name,
         fits=held >= 1,
-        verdict=_verdict(case, facts, found, held, needed),
+        verdict=_verdict(case, facts, found, held, needed) + _widened(asked, facts),
         parts=_parts(asked, case, facts, found),
         activations=found.activations,
         kv_blocks=blocks,
@@ -113,6 +145,13 @@ def _must_say(facts: EngineFacts, asked: Asked, dtype_asked: str) -> bool:
     return asked.dtype != asked.shape.dtype or asked.dtype == "float32"
 
 
+def _widened(asked: Asked, facts: EngineFacts) -> str:
+    """What is to be said of weights that the engine holds as the numbers they stand for."""
+    if asked.quantization is None or asked.held_by(facts) is not None:
+        return ""
+    return f"; {asked.quantization.name} weights become {asked.dtype} here: neither smaller nor faster"
+
+
 def _verdict(case: Case, facts: EngineFacts, found: Fit, held: int, needed: float) -> str:
     if held < 1:
         missing = format_bytes(needed - found.kv_bytes)
@@ -142,7 +181,7 @@ def _parts(asked: Asked, case: Case, facts: EngineFacts, found: Fit) -> tuple[Me
             "buffers outside the allocator; with several ranks NCCL, and what the engine does not divide",
             "overhead",
         ),
-        *weight_parts(asked, total=case.weight_bytes),
+        *weight_parts(asked, facts, total=case.weight_bytes),
         MemoryPart("activations", found.activation_bytes, activations, "activations"),
         MemoryPart("KV cache", max(0.0, found.kv_bytes), kv_why, "kv"),
     ]
@@ -151,11 +190,13 @@ def _parts(asked: Asked, case: Case, facts: EngineFacts, found: Fit) -> tuple[Me
     return tuple(part for part in parts if part.bytes > 0)
 
 
-def weight_parts(asked: Asked, total: float | None = None) -> tuple[MemoryPart, ...]:
-    """Weights by part on one rank; scaled to `total` where whole layers are spread over the cards."""
-    found = weight_bytes(asked.shape, dtype=asked.dtype, quantization=asked.quantization, ranks=asked.ranks)
+def weight_parts(asked: Asked, facts: EngineFacts, total: float | None = None) -> tuple[MemoryPart, ...]:
+    """Weights by part on one rank, as the engine holds them; scaled to `total` where whole layers are spread over the
+    cards."""
+    held = asked.held_by(facts)
+    found = weight_bytes(asked.shape, dtype=asked.dtype, quantization=held, ranks=asked.ranks)
     scale = total / sum(found.values()) if total is not None else 1.0
-    formats = weight_formats(asked.shape, dtype=asked.dtype, quantization=asked.quantization)
+    formats = weight_formats(asked.shape, dtype=asked.dtype, quantization=held)
     split = f", 1/{asked.ranks} of it" if asked.ranks > 1 else ""
     return tuple(
         MemoryPart(

@@ -47,6 +47,7 @@ class EngineFacts:
     vision_in_place: bool = False  # its tower writes over what it no longer needs
     compiled_on_cpu: bool = False  # kernels that compute in float32 whatever the weights are
     whole_embedding: bool = False  # each rank has all of it
+    makes_smaller: bool = False  # weights that do not fit a card, by itself, in the order of `quantization`
     model_types: frozenset[str] | None = None  # None: all that are planned here
     quantization: Mapping[str, str] = field(default_factory=dict)  # load-time format → its flags
     checkpoints: frozenset[str] = frozenset()  # methods of quantised checkpoints it runs
@@ -67,6 +68,7 @@ ENGINES: dict[str, EngineFacts] = {
         fused_experts=True,
         default_seqs=64,
         whole_embedding=True,
+        makes_smaller=True,
         flags={
             "tensor_parallel_size": "--tensor-parallel-size",
             "dtype": "--dtype",

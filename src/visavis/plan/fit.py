@@ -32,6 +32,7 @@ __all__ = [
     "Fit",
     "fit",
     "held_without_limit",
+    "is_compiled",
     "overhead_why",
     "proposed_length",
     "requests_held",
@@ -206,7 +207,7 @@ class _Activations(NamedTuple):
 
 def _activations(case: Case, facts: EngineFacts, tokens: int, rows: int, requests: int) -> _Activations:
     """The peaks of a step that computes `tokens` tokens and samples `rows` of them."""
-    text, dtype = case.shape.text, "float32" if _is_compiled(case, facts) else case.dtype
+    text, dtype = case.shape.text, "float32" if is_compiled(facts, case.device, case.dtype) else case.dtype
     peaks = [
         _text_step(case, facts, tokens),
         MemoryPart(
@@ -238,10 +239,10 @@ def _activations(case: Case, facts: EngineFacts, tokens: int, rows: int, request
     return _Activations(images, tuple(peaks), waiting)
 
 
-def _is_compiled(case: Case, facts: EngineFacts) -> bool:
+def is_compiled(facts: EngineFacts, device: Device, dtype: str) -> bool:
     """Whether the engine computes with its compiled CPU kernels, as long as the machine can build them and they take
     the model's widths; float16 has plain torch."""
-    return facts.compiled_on_cpu and case.device.kind == "cpu" and case.dtype in ("float32", "bfloat16")
+    return facts.compiled_on_cpu and device.kind == "cpu" and dtype in ("float32", "bfloat16")
 
 
 def _text_step(case: Case, facts: EngineFacts, tokens: int) -> MemoryPart:
@@ -249,7 +250,7 @@ def _text_step(case: Case, facts: EngineFacts, tokens: int) -> MemoryPart:
     cores, or fewer, and then need less memory. Not so where a step has too few tokens for the blocks of that many
     threads: for it, and where nobody knows the cores, the number of threads that takes the most is planned."""
     text = case.shape.text
-    if _is_compiled(case, facts):
+    if is_compiled(facts, case.device, case.dtype):
         threads = case.device.cores
         if threads is None or least_of_blocks(threads) > tokens:
             threads = None

@@ -104,6 +104,8 @@ def plan_shape(
     quantization = load_time or shape.quantization
     asked = Asked(shape, device, work, ranks, chosen, kv_name, quantization, load_time, model, path)
     facts = [_known(name) for name in engines]
+    planned = tuple(plan_engine(asked, one, dtype_asked=dtype, kv_asked=kv_dtype) for one in facts)
+    first = next((one for one, found in zip(facts, planned, strict=True) if found.parts), facts[0])
     kv = kv_geometry(shape.text, dtype=kv_name, ranks=ranks, block_size=BLOCK_SIZE)
     result = Plan(
         model=model or BUNDLED,
@@ -117,26 +119,28 @@ def plan_shape(
         tensor_parallel_size=ranks,
         context=shape.text.max_positions,
         work=work,
-        weights=weight_parts(asked),
+        weights=weight_parts(asked, first),
         kv_bytes_per_token=kv.bytes_per_token,
         kv_bytes_per_block=kv.bytes_per_block,
         block_size=kv.block_size,
-        engines=tuple(plan_engine(asked, one, dtype_asked=dtype, kv_asked=kv_dtype) for one in facts),
+        engines=planned,
         advice=(),
     )
-    return replace(result, advice=advise(result, shape, quantization, _Question(asked, facts).holds))
+    return replace(result, advice=advise(result, shape, asked.held_by(first), _Question(asked, facts).holds))
 
 
 @dataclass(frozen=True, slots=True)
 class _Question:
-    """Whether one request would fit with other cards or another weight format, on an engine that runs that."""
+    """Bytes of the weights with other cards or in another format, where one request would then fit an engine that runs
+    that; None where it fits none."""
 
     asked: Asked
     facts: Sequence[EngineFacts]
 
-    def holds(self, ranks: int, quantization: Quantization | None) -> bool:
+    def holds(self, ranks: int, quantization: Quantization | None) -> float | None:
         other = replace(self.asked, ranks=ranks, quantization=quantization)
-        return any(_could_run(other, one) and _holds_one(other, one) for one in self.facts)
+        able = (one for one in self.facts if _could_run(other, one) and _holds_one(other, one))
+        return next((other.case(one).weight_bytes for one in able), None)
 
 
 def _could_run(asked: Asked, facts: EngineFacts) -> bool:

@@ -22,8 +22,8 @@ class Quantization:
     `out·in·bits/8 + groups·(scale_bytes + zero_bits/8) + in·index_bytes`,
 
     where groups are `out·⌈in/group⌉` (one scale for each `group` inputs of a row), or `⌈out/rows⌉·⌈in/group⌉` when a
-    scale covers `rows` rows too. `group` 0 means all inputs, `rows` 0 all rows. Embeddings, norms, biases and expert
-    routers stay as they are in every format, lm_head too unless `lm_head` says otherwise.
+    scale covers `rows` rows too. `group` 0 means all inputs, `rows` 0 all rows. Norms, biases and expert routers stay
+    as they are in every format, embedding and lm_head too unless `embedding` and `lm_head` say otherwise.
     """
 
     name: str
@@ -36,6 +36,7 @@ class Quantization:
     ignore: tuple[str, ...] = ()  # modules left in the checkpoint's dtype
     vision: bool = False  # also the vision tower's linear layers, where `ignore` does not name them
     lm_head: bool = False
+    embedding: bool = False
 
     def linear_bytes(self, out: int, inputs: int) -> float:
         """Bytes of one (out, inputs) weight with its scales, zeros and indices."""

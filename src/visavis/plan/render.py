@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from visavis.plan.picture import COLOURS, bar, letter_of
-from visavis.plan.types import EnginePlan, Plan
+from visavis.plan.types import EnginePlan, MemoryPart, Plan
 from visavis.plan.units import format_bytes
-from visavis.plan.words import budget_rows, headings, name_of, value_of
+from visavis.plan.words import budget_rows, headings, name_of, value_of, weight_tables
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -24,7 +25,8 @@ def show(plan: Plan, console: Console, *, why: bool = True) -> None:
     reason of every setting and the advice in full."""
     _heading(plan, console)
     if why:
-        console.print(_weights(plan))
+        for caption, parts in weight_tables(plan):
+            console.print(_weights(caption, parts))
         per_block = f"{format_bytes(plan.kv_bytes_per_block)} a block of {plan.block_size}"
         _line(console, "KV cache", f"{format_bytes(plan.kv_bytes_per_token)} a token, {per_block} ({plan.kv_dtype})")
     pictured = [engine for engine in plan.engines if engine.parts]
@@ -61,13 +63,13 @@ def _paragraph(console: Console, topic: str, text: str) -> None:
     console.print(Text.assemble((topic, "bold"), ": ", text), soft_wrap=False)
 
 
-def _weights(plan: Plan) -> Table:
-    table = _table("weights" if plan.tensor_parallel_size == 1 else "weights of one card")
+def _weights(caption: str, parts: Sequence[MemoryPart]) -> Table:
+    table = _table(caption)
     table.add_column("GiB", justify="right", no_wrap=True)
     table.add_column("stored as", overflow="fold")
-    for part in plan.weights:
+    for part in parts:
         table.add_row(f"{letter_of(part)} {part.name}", f"{part.bytes / 1024**3:.3f}", part.why)
-    table.add_row("sum", f"{plan.weight_bytes / 1024**3:.3f}", "")
+    table.add_row("sum", f"{sum(part.bytes for part in parts) / 1024**3:.3f}", "")
     return table
 
 

@@ -58,6 +58,7 @@ class EnginePlan:
     kv_tokens: int = 0
     requests_at_once: int = 0  # whole requests of the workload that the KV cache holds
     shortage_bytes: float = 0.0  # what is missing for one request
+    made: str = ""  # what the engine makes of the weights by itself, as they do not fit otherwise: int8, int4
     proposals: tuple[Proposal, ...] = ()
     launch: str = ""
 
@@ -81,7 +82,7 @@ class Plan:
     tensor_parallel_size: int
     context: int  # the model's
     work: Workload
-    weights: tuple[MemoryPart, ...]  # of one rank
+    weights: tuple[MemoryPart, ...]  # of one rank, as the first engine holds them that can; made smaller by none
     kv_bytes_per_token: int  # of one rank
     kv_bytes_per_block: int
     block_size: int

@@ -237,6 +237,8 @@ def _weight_bytes(
 
 
 def _quantized(p: Parameter, quantization: Quantization) -> bool:
+    if p.part == "embedding":
+        return quantization.embedding
     if not p.linear or quantization.keeps(p.module):
         return False
     if p.part == "lm_head":

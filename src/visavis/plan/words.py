@@ -8,7 +8,7 @@ from visavis.plan.picture import letter_of
 from visavis.plan.types import EnginePlan, MemoryPart, Plan, Proposal
 from visavis.plan.units import format_bytes, format_count
 
-__all__ = ["all_parts", "budget_rows", "headings", "name_of", "value_of"]
+__all__ = ["all_parts", "budget_rows", "headings", "name_of", "value_of", "weight_tables"]
 
 
 def headings(plan: Plan) -> list[tuple[str, str]]:
@@ -32,6 +32,25 @@ def headings(plan: Plan) -> list[tuple[str, str]]:
     if work.notes:
         found.append(("assumed", "; ".join(work.notes)))
     return found
+
+
+def weight_tables(plan: Plan) -> list[tuple[str, Sequence[MemoryPart]]]:
+    """A caption and the weights by part: once, or for each of the engines that hold them differently."""
+    one = " of one card" if plan.tensor_parallel_size > 1 else ""
+    groups: dict[tuple[str, ...], list[EnginePlan]] = {}
+    for engine in plan.engines:
+        if engine.parts:
+            groups.setdefault(tuple(part.why for part in _weights_of(engine)), []).append(engine)
+    if len(groups) <= 1 and not any(engine.made for engine in plan.engines):
+        return [(f"weights{one}", plan.weights)]
+    return [
+        (f"weights{one}, {', '.join(engine.engine for engine in engines)}", _weights_of(engines[0]))
+        for engines in groups.values()
+    ]
+
+
+def _weights_of(engine: EnginePlan) -> list[MemoryPart]:
+    return [part for part in engine.parts if part.kind == "weights"]
 
 
 def budget_rows(engines: Sequence[EnginePlan]) -> list[tuple[str, set[str]]]:

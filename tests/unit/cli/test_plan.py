@@ -89,9 +89,18 @@ def test_the_folders_own_pixel_bounds_and_context_hold(tmp_path: Path, capfd: py
 
 
 def test_exit_code_1_and_the_ways_out_when_nothing_fits(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
-    code, out, _ = run(capfd, "-m", str(folder), "--gpu-memory", "16GiB")
+    code, out, _ = run(capfd, "-m", str(folder), "--gpu-memory", "16GiB", "--backends", "hf,vllm")
     assert code == 1
     assert "Only a quantised, split or offloaded run fits" in " ".join(out.split())
+
+
+def test_what_native_makes_fit_by_itself_ends_with_0(folder: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    asked = ("-m", str(folder), "--gpu-memory", "16GiB", "--backends", "native", "--why")
+    code, out, _ = run(capfd, *asked)
+    assert code == 0
+    assert "loaded int8 by itself" in " ".join(out.split())
+    assert "weights, native" in out  # by part, in int8
+    assert run(capfd, *asked, "--dtype", "bfloat16")[0] == 1
 
 
 @pytest.mark.parametrize(

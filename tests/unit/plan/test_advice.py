@@ -84,7 +84,7 @@ def test_smaller_requests_are_offered_only_where_they_help() -> None:
 
 
 def test_only_what_the_engines_asked_for_can_do_is_offered() -> None:
-    text = advice(qwen2_vl_7b(), card(15.65), "does not fit", engines=("native",))
+    text = advice(qwen2_vl_7b(), card(15.65), "does not fit", engines=("native",), dtype="bfloat16")
     assert "int8 weights (9.37 GiB" in text  # which native makes, and fp8 not
     assert "fp8" not in text
     assert "2 such cards" in text
@@ -92,6 +92,15 @@ def test_only_what_the_engines_asked_for_can_do_is_offered() -> None:
     text = advice(qwen2_vl_7b(), card(2), "does not fit", engines=("native",))
     assert "such cards" not in text  # the embedding, which each has whole, is 1 GiB
     assert "Nothing native can do" in text
+
+
+def test_on_a_cpu_only_what_is_smaller_there_is_offered() -> None:
+    machine = Device("cpu", "CPU", 24 * GIB, 20 * GIB, 1, None, "test", cores=2)
+    for quantization in (None, "int4"):
+        text = advice(qwen2_vl_7b(), machine, "does not fit", engines=("native",), quantization=quantization)
+        assert text.startswith("float32 weights of 30.89 GiB")
+        assert "int8 weights (9.62 GiB)" in text  # embedding and head too; the vision tower in float32
+        assert "int4" not in text
 
 
 def test_what_cannot_help_is_not_offered() -> None:

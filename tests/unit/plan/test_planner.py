@@ -17,6 +17,7 @@ from visavis.errors import OptionError
 from visavis.plan import Device, EnginePlan, Plan, plan
 from visavis.plan.document import as_dict, in_one_line
 from visavis.plan.types import MemoryPart
+from visavis.plan.units import format_bytes
 
 ENGINES = ("native", "hf", "vllm", "sglang")
 SCREEN = [(1080, 1920)]
@@ -100,9 +101,9 @@ def test_more_memory_never_holds_fewer_requests(gib: float, more: float, concurr
             a, b = engine(small, name), engine(large, name)
             assert b.fits or not a.fits
             if a.fits:
-                # A larger card may afford a larger step, whose activations it then pays for.
-                same_step = a.value("max_num_batched_tokens") == b.value("max_num_batched_tokens")
-                assert b.value("max_num_seqs") >= a.value("max_num_seqs") or not same_step
+                # A larger card may afford a larger step, or wider weights, and then pays for them.
+                same = a.value("max_num_batched_tokens") == b.value("max_num_batched_tokens") and a.made == b.made
+                assert b.value("max_num_seqs") >= a.value("max_num_seqs") or not same
                 assert a.requests_at_once >= a.value("max_num_seqs") >= 1
 
 
@@ -124,6 +125,74 @@ def test_proposals_are_consistent(gib: float, prompt: int, answer: int) -> None:
             assert found.value("kv_cache_bytes") // result.kv_bytes_per_block >= found.kv_blocks
         if found.engine in ("vllm", "sglang"):
             assert found.value("gpu_memory_utilization") <= 0.95
+
+
+# ---- weights that an engine makes or holds otherwise --------------------------------------------------------
+
+
+def test_native_makes_weights_that_do_not_fit_int8_by_itself_as_it_does_when_it_loads() -> None:
+    result = plan(qwen2_vl_7b(), card(15.65), images=SCREEN, engines=("native",))
+    found = engine(result, "native")
+    assert result.fits
+    assert found.made == "int8"
+    assert "loaded int8 by itself: bfloat16 weights lack" in found.verdict
+    assert sum(p.bytes for p in found.parts if p.kind == "weights") / GIB == pytest.approx(9.37, abs=0.01)
+    assert "--quantization" not in found.launch  # nobody has to ask for it
+    assert [a for a in result.advice if a.topic == "does not fit"] == []
+
+
+def test_native_makes_weights_int4_by_itself_where_int8_does_not_fit_either() -> None:
+    found = engine(plan(qwen2_vl_7b(), card(9.5), images=SCREEN, engines=("native",)), "native")
+    assert found.fits
+    assert found.made == "int4"
+
+
+def test_where_int8_and_int4_do_not_fit_either_it_is_said_by_how_much() -> None:
+    found = engine(plan(qwen2_vl_7b(), card(7.65), images=SCREEN, engines=("native",)), "native")
+    assert not found.fits
+    asked = {
+        name: engine(plan(qwen2_vl_7b(), card(7.65), images=SCREEN, quantization=name), "native")
+        for name in ("int8", "int4")
+    }
+    for name, one in asked.items():
+        amount = format_bytes(one.shortage_bytes)
+        assert f"{name} weights lack {amount}" in found.verdict
+
+
+@pytest.mark.parametrize("chosen", [{"dtype": "bfloat16"}, {"quantization": "int8"}])
+def test_weights_keep_the_format_that_was_asked_for(chosen: dict[str, Any]) -> None:
+    small = 15.65 if "dtype" in chosen else 9.5
+    found = engine(plan(qwen2_vl_7b(), card(small), images=SCREEN, **chosen), "native")
+    assert not found.fits
+    assert found.made == ""
+
+
+def test_the_others_ways_out_are_said_where_native_fits_by_itself_alone() -> None:
+    result = plan(qwen2_vl_7b(), card(15.65), images=SCREEN)
+    assert [e.engine for e in result.engines if e.fits] == ["native"]
+    assert any(a.topic == "does not fit" for a in result.advice)
+
+
+MACHINE = Device("cpu", "CPU, 2 cores", 96 * GIB, 64 * GIB, 1, None, "test", cores=2)
+
+
+def weights_of(result: Plan) -> dict[str, float]:
+    return {part.name: part.bytes for part in result.weights}
+
+
+def test_int4_on_a_cpu_is_planned_as_the_numbers_it_stands_for() -> None:
+    dense, four = (plan(qwen2_vl_7b(), MACHINE, engines=("native",), quantization=name) for name in (None, "int4"))
+    assert weights_of(four) == weights_of(dense)
+    assert "int4 weights become float32 here: neither smaller nor faster" in engine(four, "native").verdict
+    awq = plan({**qwen2_vl_7b(), "quantization_config": {"quant_method": "awq", "bits": 4}}, MACHINE)
+    assert weights_of(awq) == weights_of(dense)
+
+
+def test_int8_on_a_cpu_takes_embedding_and_head_and_on_a_gpu_leaves_them() -> None:
+    found = weights_of(plan(qwen2_vl_7b(), MACHINE, engines=("native",), quantization="int8"))
+    assert found["embedding"] == found["lm_head"] == 152064 * (3584 + 4)  # int8, and a float32 scale a row
+    found = weights_of(plan(qwen2_vl_7b(), card(24), engines=("native",), quantization="int8"))
+    assert found["embedding"] == found["lm_head"] == 152064 * 3584 * 2
 
 
 # ---- proposals and commands ---------------------------------------------------------------------------------
@@ -397,7 +466,7 @@ def test_one_line_for_an_error_names_values_that_fit() -> None:
     assert f"max_num_seqs {engine(result, 'native').value('max_num_seqs')}" in line
     assert "would fit" in line
     assert "\n" not in line
-    assert "int4" in in_one_line(plan(qwen2_vl_7b(), card(16), images=SCREEN), "native")
+    assert "int4" in in_one_line(plan(qwen2_vl_7b(), card(16), images=SCREEN, dtype="bfloat16"), "native")
     assert in_one_line(result, "openai") == ""
 
 

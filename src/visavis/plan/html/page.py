@@ -8,7 +8,7 @@ from visavis.plan.html.bars import SERIES_OF, memory_bars
 from visavis.plan.picture import letter_of
 from visavis.plan.types import Plan
 from visavis.plan.units import GIB, format_bytes
-from visavis.plan.words import all_parts, headings, name_of, value_of
+from visavis.plan.words import all_parts, headings, name_of, value_of, weight_tables
 from visavis.report.page import render
 
 __all__ = ["to_html"]
@@ -27,6 +27,7 @@ def to_html(plan: Plan, command: str) -> str:
         "pictured": pictured,
         "bars": Markup(memory_bars(pictured, plan.device.total_bytes)) if pictured else "",
         "parts": all_parts(pictured),
+        "weight_tables": weight_tables(plan),
         "series": SERIES_OF,
         "letter": letter_of,
         "gib": lambda amount: f"{amount / GIB:.3f}" if amount < GIB / 10 else f"{amount / GIB:.2f}",
