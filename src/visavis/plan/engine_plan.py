@@ -167,9 +167,10 @@ def _verdict(case: Case, facts: EngineFacts, found: Fit, held: int, needed: floa
 
 def _parts(asked: Asked, case: Case, facts: EngineFacts, found: Fit) -> tuple[MemoryPart, ...]:
     peak = max(found.activations, key=lambda part: part.bytes)
-    activations = f"the largest of {', '.join(part.name for part in found.activations)}: {peak.name}"
+    peaks = ", ".join(f"{part.name} {format_bytes(part.bytes)}" for part in found.activations)
+    activations = f"not at once, so the largest of {peaks}: {peak.name}"
     if found.waiting_bytes:
-        activations += f"; with {format_bytes(found.waiting_bytes)} that wait through it"
+        activations += f"; and {format_bytes(found.waiting_bytes)} that wait through it"
     blocks = case.kv.blocks(found.kv_bytes)
     kv_why = f"{blocks} blocks of {BLOCK_SIZE} tokens × {format_bytes(case.kv.bytes_per_token)}"
     parts = [

@@ -298,7 +298,8 @@ def _floor(share: float) -> float:
 def overhead_why(case: Case, facts: EngineFacts) -> str:
     """What the outside bytes are made of."""
     if case.device.kind == "cpu":
-        return f"process {format_bytes(CPU_PROCESS_BYTES)}, and {1 - CPU_SHARE:.0%} of the free memory left alone"
+        left = f"{1 - CPU_SHARE:.0%} of {format_bytes(case.device.free_bytes)} free memory left alone"
+        return f"process (Python, torch, libraries) {format_bytes(CPU_PROCESS_BYTES)}, and {left}"
     graphs = f", {facts.graph_why} {format_bytes(facts.graph_bytes)}" if facts.graph_bytes else ""
     slack = format_bytes(slack_bytes(case.device.total_bytes))
     return f"context and libraries {format_bytes(CONTEXT_BYTES)}{graphs}, {slack} slack"

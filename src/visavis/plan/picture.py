@@ -19,7 +19,7 @@ LETTERS = {
     "lm_head": "H",
     "other programs": "p",
     "overhead": "o",
-    "engine's own": "o",
+    "engine's own": "e",
     "activations": "a",
     "KV cache": "k",
     "free": "·",

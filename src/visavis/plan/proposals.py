@@ -110,8 +110,8 @@ def _steps(case: Case, facts: EngineFacts, found: Fit) -> list[Proposal]:
     step = next(part for part in found.activations if part.name == "text step")
     how = "a whole prompt in one step" if steps == 1 else f"a prompt of {prompt} takes {steps} steps"
     why = (
-        f"{how}, while others go on answering; a step of this size needs {format_bytes(step.bytes)} of activations, "
-        "and more would only take memory from the cache"
+        f"{how}, while others go on answering; a step of this size needs {format_bytes(step.bytes)} of activations "
+        "in the decoder, and more would only take memory from the cache"
     )
     return [_make(facts, "max_num_batched_tokens", tokens, why)]
 

@@ -22,7 +22,7 @@ MAX_BAR = 100
 
 def show(plan: Plan, console: Console, *, why: bool = True) -> None:
     """Prints the plan: what fits, the picture and each engine's command; with `why` also the weights by part, the
-    reason of every setting and the advice in full."""
+    reason of every setting and of the memory beside the weights, and the advice in full."""
     _heading(plan, console)
     if why:
         for caption, parts in weight_tables(plan):
@@ -105,6 +105,7 @@ def _engine(engine: EnginePlan, console: Console, *, why: bool) -> None:
         return
     if why:
         console.print(_settings(engine))
+        console.print(_memory(engine))
     console.print(f"  {engine.launch}", soft_wrap=True, highlight=False, markup=False)
 
 
@@ -114,6 +115,17 @@ def _settings(engine: EnginePlan) -> Table:
     table.add_column("why", overflow="fold", ratio=1)
     for proposal in engine.proposals:
         table.add_row(name_of(proposal), value_of(proposal), proposal.why)
+    return table
+
+
+def _memory(engine: EnginePlan) -> Table:
+    """What the rows of the budget are made of; the weights have a table of their own."""
+    table = _table("memory")
+    table.add_column("GiB", justify="right", no_wrap=True)
+    table.add_column("why", overflow="fold", ratio=1)
+    for part in engine.parts:
+        if part.kind not in ("weights", "free"):
+            table.add_row(f"{letter_of(part)} {part.name}", f"{part.bytes / 1024**3:.2f}", part.why)
     return table
 
 

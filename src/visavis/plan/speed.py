@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from visavis.plan.devices import Device
 from visavis.plan.units import GIB
 
-__all__ = ["FOUR_BIT_EVEN", "Speed", "speed_of"]
+__all__ = ["FOUR_BIT_EVEN", "NATIVE_FOUR_BIT", "Speed", "speed_of"]
 
 PCIE_SUM = 60e-6
 """Seconds of one all-reduce of a decoding step over PCIe without peer access. From document 002: 1/122.9 s a token on
@@ -17,6 +17,10 @@ NVLINK_SUM = 10e-6
 
 FOUR_BIT_EVEN = 128
 """Rows from which 4-bit matrices are no faster than 16-bit ones (Marlin kernels: vLLM pull request 2497)."""
+
+NATIVE_FOUR_BIT = ((1, 1.56), (64, 0.97))
+"""(requests at once, tokens a second of native's int4 to those of its bfloat16): Qwen2.5-7B on an H200, as
+docs/performance.md has it."""
 
 # (part of the name, bytes a second by the data sheet, NVLink); the first that matches counts.
 _CARDS = (

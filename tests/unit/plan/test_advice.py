@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.unit.plan.configs import GIB, card, qwen2_vl_7b, qwen3_vl_235b_fp8, qwen25_1_5b
 from visavis.plan import Device, plan
+from visavis.plan.speed import NATIVE_FOUR_BIT
 
 
 def advice(config: dict[str, Any], device: Device, topic: str, **options: Any) -> str:
@@ -64,6 +66,27 @@ def test_awq_checkpoints_are_judged_too_and_fp8_ones_are_not() -> None:
     config = {**qwen2_vl_7b(), "quantization_config": {"quant_method": "awq", "bits": 4}}
     assert "4-bit" in advice(config, card(24), "AWQ")
     assert advice(qwen3_vl_235b_fp8(), card(141, 2), "AWQ", ranks=2) == ""
+
+
+def test_the_kernels_that_a_figure_of_4_bits_is_of_are_named() -> None:
+    every = advice(qwen25_1_5b(), card(24), "AWQ")
+    assert "Marlin" in every
+    assert "native's own kernels: 1.56× as fast at 1, 0.97× as fast at 64" in every
+    assert "Marlin" not in advice(qwen25_1_5b(), card(24), "AWQ", engines=("native", "hf"))
+    assert "native" not in advice(qwen25_1_5b(), card(24), "AWQ", engines=("vllm",))
+
+
+def test_natives_figures_of_4_bits_are_those_of_the_performance_page() -> None:
+    rows = (Path(__file__).parents[3] / "docs/performance.md").read_text("utf-8").splitlines()
+    cells = [[cell.strip() for cell in row.split("|")[1:-1]] for row in rows if row.startswith("|")]
+    ratios = [float(row[4]) for row in cells if row[1:2] == ["int4"]]
+    assert ratios == [ratio for _, ratio in NATIVE_FOUR_BIT]
+
+
+def test_native_with_few_bits_already_is_told_nothing_of_4_bits() -> None:
+    for few in ("int8", "int4"):
+        assert advice(qwen2_vl_7b(), card(24), "AWQ", engines=("native",), quantization=few) == ""
+    assert advice(qwen2_vl_7b(), card(15.65), "AWQ", engines=("native",)) == ""  # int8 by itself
 
 
 def test_only_a_quantised_split_or_offloaded_run_fits_16_gib() -> None:

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from tests.unit.plan.configs import card, qwen2_vl_7b, qwen3_vl_235b_fp8
-from visavis.plan import MemoryPart, Plan, plan
+from visavis.plan import Device, MemoryPart, Plan, plan
 from visavis.plan.picture import LETTERS, bar, cells
 from visavis.plan.render import show
+from visavis.plan.units import format_bytes
 from visavis.plan.weights import PARTS
 
 
@@ -42,10 +43,8 @@ def test_a_bar_never_is_longer_than_its_width(amounts: list[float], width: int) 
 
 
 def test_every_part_has_a_letter_of_its_own() -> None:
-    letters = [LETTERS[name] for name in PARTS]
-    assert len(set(letters)) == len(PARTS)
-    assert all(letter.isupper() for letter in letters)
-    assert not {"o", "p", "a", "k", "·"} & set(letters)
+    assert len(set(LETTERS.values())) == len(LETTERS)
+    assert {name for name, letter in LETTERS.items() if letter.isupper()} == set(PARTS)
 
 
 def test_the_page_about_plan_names_every_letter_that_is_not_a_weight() -> None:
@@ -118,6 +117,17 @@ def test_the_short_answer_has_picture_commands_and_warnings_and_leaves_reasons_t
     for reason in ("rounded up to 256s", "stored as", "of weights a token"):
         assert reason in " ".join(whole.split())
         assert reason not in text
+
+
+def test_why_says_what_the_memory_beside_the_weights_is_made_of() -> None:
+    machine = Device("cpu", "CPU", 32 * 2**30, 20 * 2**30, 1, None, "test", cores=2)
+    result = plan(qwen2_vl_7b(), machine, engines=("native",), quantization="int8")
+    text = " ".join(shown(result, width=140).split())
+    assert "process (Python, torch, libraries) 614.40 MiB, and 10% of 20.00 GiB free memory left alone" in text
+    peaks = {part.name: part.bytes for part in result.engines[0].activations}
+    assert len(peaks) == 3
+    assert all(f"{name} {format_bytes(amount)}" in text for name, amount in peaks.items())
+    assert f"needs {format_bytes(peaks['text step'])} of activations in the decoder" in text
 
 
 def test_what_does_not_fit_is_said_in_full_in_the_short_answer_too() -> None:
