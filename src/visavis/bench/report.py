@@ -50,9 +50,10 @@ def _file(name: str, bench: Bench) -> FileReport:
         notes.insert(0, f"interrupted: this is what was measured until then; visavis bench --resume {name} goes on")
     if busy := busy_words(bench.machine):
         notes.append(busy)
-    on_cpu = [e.engine for e in bench.engines if e.device == "cpu"]
-    if len(on_cpu) > 1 and "--threads" not in bench.command:
-        notes.append(f"threads: {' and '.join(on_cpu)} each chose their own number; --threads N makes them equal")
+    threads = {e.engine: e.settings["threads"] for e in bench.engines if e.device == "cpu" and "threads" in e.settings}
+    if len(set(threads.values())) > 1:
+        chosen = ", ".join(f"{engine} {number}" for engine, number in threads.items())
+        notes.append(f"threads: each chose its own number: {chosen}; --threads N makes them equal")
     notes += between_engines(bench, rows)
     notes += [f"{e.engine}: {e.error}" for e in bench.engines if e.error is not None]
     if "error" in bench.ceiling:

@@ -125,15 +125,10 @@ def _starts(file: FileReport) -> Table:
     names += [n for f in found for n in f if n not in names]
     for name in dict.fromkeys(names):
         table.add_row(name, *(duration(f.get(name)) for f in found))
-    table.add_row("in all", *(duration(_in_all(e.sessions)) for e in engines))
+    table.add_row("in all", *(duration(words.in_all(e)) for e in engines))
     if any(e.peak_memory_bytes is not None for e in engines):
         table.add_row("peak memory", *(words.memory(e) for e in engines))
     return table
-
-
-def _in_all(sessions: Sequence[dict[str, float]]) -> float | None:
-    values = sorted(s["in all"] for s in sessions if "in all" in s)
-    return values[len(values) // 2] if values else None
 
 
 def _print_rows(console: Console, workload: str, rows: Sequence[Row]) -> None:

@@ -19,11 +19,13 @@ __all__ = [
     "cell_words",
     "columns",
     "computing",
+    "in_all",
     "memory",
     "phase_medians",
     "reading",
     "spread_share",
     "spread_words",
+    "start_parts",
     "value",
 ]
 
@@ -42,6 +44,7 @@ DEFINED = LABELS | {"client_ttft": "client", "client_e2e": "client", "goodput": 
 """Figure → what `figures.DEFINITIONS` calls it."""
 PHASES = ("start", "tokenizer", "import", "load", "compile", "capture", "warm-up")
 """Phases of a start in their usual order; an engine's other ones follow."""
+REST = "the rest"
 SHORT = {
     "latency": ("ttft", "tpot", "e2e", "tokens_per_s"),
     "throughput": ("tokens_per_s", "ttft", "tpot", "e2e"),
@@ -122,6 +125,19 @@ def phase_medians(engine: EngineRecord) -> dict[str, float]:
     names += [n for s in engine.sessions for n in s if n not in names and n != "in all"]
     found: Mapping[str, list[float]] = {n: sorted(s[n] for s in engine.sessions if n in s) for n in names}
     return {n: v[len(v) // 2] for n, v in found.items() if v[len(v) // 2] > 0}
+
+
+def in_all(engine: EngineRecord) -> float | None:
+    """Seconds of a start, unlisted moments included: the median where there were several; None where it never did."""
+    values = sorted(s["in all"] for s in engine.sessions if "in all" in s)
+    return values[len(values) // 2] if values else None
+
+
+def start_parts(engine: EngineRecord) -> dict[str, float]:
+    """`phase_medians`, and what they leave of the start in all as `the rest`."""
+    found = phase_medians(engine)
+    rest = (in_all(engine) or 0.0) - sum(found.values())
+    return {**found, REST: rest} if found and rest > 0 else found
 
 
 def memory(engine: EngineRecord) -> str:

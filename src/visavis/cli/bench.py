@@ -161,6 +161,7 @@ def run(args: Namespace) -> int:
     if interrupted is not None:
         output.say(f"interrupted; what was measured is kept: visavis bench --resume {path} goes on")
         raise interrupted
+    output.say(f"result file: {path}")
     bad = any(e.error for e in bench.engines) or any(row.void for row in report.files[0].rows)
     return 1 if bad else 0
 

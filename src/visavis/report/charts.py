@@ -49,10 +49,11 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class Stack:
-    """One bar of parts laid end to end."""
+    """One bar of parts laid end to end. `total` is what is said of it, where that is not their sum."""
 
     label: str
     segments: Sequence[Segment]
+    total: float | None = None
 
 
 def bars(title: str, rows: Sequence[Bar], fmt: Format) -> str:
@@ -134,7 +135,8 @@ def stacks(title: str, rows: Sequence[Stack], names: Sequence[str], fmt: Format)
     for i, (row, total) in enumerate(zip(rows, totals, strict=True)):
         y, x = i * 44 + 2, 0.0
         parts.append(text(0, y + 12, row.label))
-        parts.append(text(WIDTH, y + 12, fmt(total), anchor="end", cls="value"))
+        said = total if row.total is None else row.total
+        parts.append(text(WIDTH, y + 12, fmt(said), anchor="end", cls="value"))
         for segment in row.segments:
             width = segment.value / max(totals) * WIDTH
             number = names.index(segment.label)
@@ -146,8 +148,10 @@ def stacks(title: str, rows: Sequence[Stack], names: Sequence[str], fmt: Format)
                 parts.append(text(x + width / 2, y + 30, str(number + 1), anchor="middle", cls="on-fill"))
             parts.append("</g>")
             x += width
-    said = "; ".join(f"{row.label}: " + ", ".join(f"{s.label} {fmt(s.value)}" for s in row.segments) for row in rows)
-    return svg(title, said, len(rows) * 44 + 2, parts)
+    description = "; ".join(
+        f"{row.label}: " + ", ".join(f"{s.label} {fmt(s.value)}" for s in row.segments) for row in rows
+    )
+    return svg(title, description, len(rows) * 44 + 2, parts)
 
 
 def marker(series: int, x: float, y: float, size: float = 4.0) -> str:

@@ -90,14 +90,15 @@ def test_engines_of_one_run_are_judged_alike(rig: Rig) -> None:
     assert "a and b: not comparable: dtype float32 against bfloat16" in notes
 
 
-def test_engines_that_chose_their_own_threads_are_said_to(rig: Rig) -> None:
-    rig.add("a")
-    rig.add("b")
-    bench = rig.run()
-    note = "threads: a and b each chose their own number; --threads N makes them equal"
-    assert note in file_of(bench).notes
-    bench.command = (*bench.command, "--threads", "2")
-    assert note not in file_of(bench).notes
+@pytest.mark.parametrize(("numbers", "said"), [((2, 1), True), ((2, 2), False), ((2, None), False)])
+def test_engines_that_chose_other_numbers_of_threads_are_said_to(
+    rig: Rig, numbers: tuple[int | None, ...], said: bool
+) -> None:
+    for name, number in zip("ab", numbers, strict=True):
+        rig.add(name, settings={} if number is None else {"threads": number})
+    note = "threads: each chose its own number: a 2, b 1; --threads N makes them equal"
+    assert (note in file_of(rig.run()).notes) == said
+    assert any("threads" in one for one in file_of(rig.run()).notes) == said
 
 
 def test_another_machine_is_not_comparable(family: Family) -> None:

@@ -41,6 +41,20 @@ def test_html_is_one_file_that_fetches_nothing_and_runs_nothing(report: Report) 
     assert 'name="viewport"' in html
 
 
+def test_a_start_takes_as_long_on_the_page_as_in_the_terminal(rig: Rig) -> None:
+    rig.add("a")
+    bench = rig.run()
+    bench.engines[0].sessions[:] = [{"load": 2.0, "import": 0.57, "in all": 2.62}]
+    report = make_report([("a.json", bench)])
+    html = to_html(report)
+    assert re.search(r"in all +2\.62 s", printed(report))
+    assert "<tr><th>in all</th><td>2.62 s</td></tr>" in html
+    assert "<tr><th>the rest</th><td>50.0 ms</td></tr>" in html
+    chart = html[html.index("phases of the start") :].split("</svg>")[0]
+    assert ">2.62 s</text>" in chart
+    assert "2.57 s" not in html
+
+
 def test_html_says_what_is_void_and_why(report: Report) -> None:
     html = to_html(report)
     assert "out of luck" in html
@@ -57,6 +71,7 @@ def printed(report: Report) -> str:
 
 def test_what_the_figures_mean_is_said_once_at_the_end_for_all_files(report: Report, rig: Rig) -> None:
     (bench,) = (file.bench for file in report.files)
+    bench.notes.append("caches are off")
     text = printed(make_report([("a.json", bench), ("b.json", bench)]))
     for name in ("TTFT", "TPOT", "ITL", "E2E", "tokens/s", "goodput", "client", "spread"):
         assert text.count(f"\n{name}: ") == 1

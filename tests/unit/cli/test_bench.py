@@ -67,6 +67,7 @@ def test_how_much_there_is_to_measure_is_said_once(cli: Cli, tmp_path: Path) -> 
         cli, "--workload", "latency", "--output-tokens", "2,4", "--rounds", "2", "--requests", "1", "--out", out
     )
     assert f"4 timed rounds to measure: 2 rows × 1 engine × 2; result file: {out}\n" in done.err
+    assert done.err.endswith(f"result file: {out}\n")  # and where it is, once more, below the tables
     assert "\nfake: start\n" in done.err
 
 

@@ -40,11 +40,13 @@ def start_chart(report: Report) -> tuple[Chart, list[str]]:
     stacked, phases = [], list(words.PHASES)
     for file in report.files:
         for engine in file.bench.engines:
-            found = words.phase_medians(engine)
-            phases += [name for name in found if name not in phases]
+            found = words.start_parts(engine)
+            phases += [name for name in found if name not in (*phases, words.REST)]
             if found:
                 label = _series(report, file, engine.engine)
-                stacked.append(Stack(label, [Segment(name, seconds) for name, seconds in found.items()]))
+                parts = [Segment(name, seconds) for name, seconds in found.items()]
+                stacked.append(Stack(label, parts, words.in_all(engine)))
+    phases.append(words.REST)
     used = [name for name in phases if any(s.label == name for row in stacked for s in row.segments)]
     return ("From nothing to ready", stacks("phases of the start", stacked, used, duration)), used
 
