@@ -29,7 +29,7 @@ from visavis.errors import OptionError, RequestError
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-    from visavis.backends.base import ModelInterface, Progress
+    from visavis.backends.base import LoadInfo, ModelInterface, Progress
     from visavis.chat.types import Conversation, Image
     from visavis.completion import Completion
     from visavis.prompt import Prompt
@@ -126,7 +126,7 @@ def run(args: Namespace) -> int:
         drawn = args.draw if undrawn is None else None
         output.document(answer_document(completion, info, prompt, family.tokenizer, phases, drawn=drawn))
     else:
-        _print_after(output, completion, loaded - loading, family.tokenizer)
+        _print_after(output, completion, info, loaded - loading, family.tokenizer)
     if undrawn is not None:
         raise undrawn
     return 0
@@ -184,8 +184,9 @@ def _answer(model: ModelInterface, prompt: Prompt, sampling: Any, output: Output
     return completion
 
 
-def _print_after(output: Output, completion: Completion, load_s: float, tokenizer: Any) -> None:
-    """Boxes, log-probabilities that were asked for, what became moot, and the times: on stderr."""
+def _print_after(output: Output, completion: Completion, info: LoadInfo, load_s: float, tokenizer: Any) -> None:
+    """Boxes, log-probabilities that were asked for, what became moot, and the times with the engine's marks: on
+    stderr."""
     from visavis.report.units import duration, rate
 
     if completion.media_sizes and completion.box_format != "none":
@@ -212,7 +213,7 @@ def _print_after(output: Output, completion: Completion, load_s: float, tokenize
     times = completion.timings
     image_tokens = f", {completion.image_tokens} of images" if completion.image_tokens else ""
     parts = [
-        completion.backend,
+        f"{completion.backend} ({'; '.join(info.marks)})" if info.marks else completion.backend,
         f"{completion.prompt_tokens} prompt tokens{image_tokens}",
         f"{completion.completion_tokens} answer tokens ({completion.finish_reason})",
         f"load {duration(load_s)}",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -21,6 +22,13 @@ __all__ = ["Output", "add_output_options", "check_writable", "write_file"]
 
 # Control characters would let an answer move the cursor or recolour the terminal.
 _CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
+
+_NUMBERS = re.compile(r"\[\n[\s\d.,eE+-]+\]")
+"""A list of numbers alone over several lines. Not in a string, whose line breaks are escaped."""
+
+
+def _on_one_line(found: re.Match[str]) -> str:
+    return f"[{' '.join(found[0][1:-1].split())}]"
 
 
 def add_output_options(parser: ArgumentParser) -> None:
@@ -84,7 +92,8 @@ class Output:
     def document(self, value: Any) -> None:
         """The JSON document, on stdout."""
         ascii_only = "utf" not in (self._stdout.encoding or "utf-8").lower()  # escapes of JSON, not of Python
-        self._stdout.write(json.dumps(value, ensure_ascii=ascii_only, indent=2, allow_nan=False) + "\n")
+        text = json.dumps(value, ensure_ascii=ascii_only, indent=2, allow_nan=False)
+        self._stdout.write(_NUMBERS.sub(_on_one_line, text) + "\n")
         self._stdout.flush()
 
     def console(self) -> Console:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +22,28 @@ def test_answer_alone_is_on_stdout(cli: Cli, screen: str) -> None:
     assert "first token 100 ms · per token 10.0 ms" in done.err  # the fake engine's clock
     # 0–1000 of 320×160: x · 0.32, y · 0.16
     assert "box Search: 32, 32, 96, 64 pixels" in done.err
+
+
+def test_marks_of_the_engine_stand_beside_its_name_on_the_last_line(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+    from visavis.backends.fake import FakeModel
+
+    assert "fake · " in cli.ask("hello").err.splitlines()[-1]
+    load = FakeModel._load
+    marks = ("int8 weights, made at load", "offloaded")
+    monkeypatch.setattr(FakeModel, "_load", lambda self, *given: replace(load(self, *given), marks=marks))
+    assert "fake (int8 weights, made at load; offloaded) · " in cli.ask("hello").err.splitlines()[-1]
+
+
+def test_lists_of_numbers_are_one_line_of_json_each(cli: Cli, screen: str) -> None:
+    text = f"a list: [\n  1,\n  2\n] {BOX}"
+    done = cli.ask("where is search?", "--image", screen, "--json", answer=text)
+    found = done.json
+    assert found["text"] == text  # what only looks like one stays
+    lines = [line.strip() for line in done.out.splitlines()]
+    assert f'"token_ids": {found["token_ids"]},' in lines
+    assert f'"token_times_s": {json.dumps(found["timings"]["token_times_s"])},' in lines
+    assert len(found["token_ids"]) > 20
+    assert not any(line.rstrip(",").replace(".", "").isdigit() for line in lines)
 
 
 def test_quiet_says_nothing_but_the_answer(cli: Cli, screen: str) -> None:
