@@ -20,22 +20,18 @@ EIGHT_BITS = ("native int8", "llama.cpp Q8_0", "OpenVINO Q8_0")
 NOT_RECORDED = "Not recorded yet: `{}`."
 
 
+RECORDS = ("cpu_llm.json", "int8_accuracy.json", "start_up.json", "image_preparation.json")
+"""What `render` reads, in its order."""
+
+
 def read(name: str) -> dict[str, Any] | None:
     path = RESULTS / name
     return json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
 
 
 def render() -> str:
-    parts = [
-        *engines(read("cpu_llm.json")),
-        "",
-        *accuracy(read("int8_accuracy.json")),
-        "",
-        *start_up(read("start_up.json")),
-        "",
-        *image_preparation(read("image_preparation.json")),
-    ]
-    return "\n".join(parts)
+    sections = (engines, accuracy, start_up, image_preparation)
+    return "\n\n".join("\n".join(of(read(name))) for of, name in zip(sections, RECORDS, strict=True))
 
 
 def engines(record: dict[str, Any] | None) -> list[str]:
@@ -234,5 +230,11 @@ def page_with(tables: str) -> str:
     return f"{before}{BEGIN}\n{tables}\n{END}{rest.split(END)[1]}"
 
 
-if __name__ == "__main__":
+def main() -> None:
     PAGE.write_text(page_with(render()), encoding="utf-8")
+    found = [name for name in RECORDS if (RESULTS / name).exists()]
+    print(f"docs/{PAGE.name}: the CPU tables written, from {', '.join(found)}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,15 +1,24 @@
-"""What a record says of its machine, and the two ceilings measured on it."""
+"""What a record says of its machine, the ceilings measured on it, and the end where there is no such machine."""
 
 from __future__ import annotations
 
 import statistics
 import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
 
-__all__ = ["ceilings", "describe", "time_ms"]
+__all__ = ["ceilings", "describe", "need_cuda", "time_ms"]
+
+
+def need_cuda() -> None:
+    """Ends the program that was started, with 2 and one line, where there is no CUDA device."""
+    if not torch.cuda.is_available():
+        print(f"benchmarks.gpu.{Path(sys.argv[0]).stem} needs a CUDA device", file=sys.stderr)
+        raise SystemExit(2)
 
 
 def describe() -> dict[str, Any]:

@@ -27,7 +27,7 @@ from typing import Any
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from benchmarks.gpu.machine import describe
+from benchmarks.gpu.machine import describe, need_cuda
 from benchmarks.gpu.parity_models import FAMILIES, REAL, TINY, Dimensions, make_prompt, write_checkpoint
 from visavis.engine import EngineConfig, NativeEngine
 from visavis.engine.sampler import Sampled
@@ -351,4 +351,6 @@ if __name__ == "__main__":
     args = parser.parse_args()
     if unknown := set(args.families) - set(FAMILIES):
         parser.error(f"unknown families {', '.join(sorted(unknown))}; known are {', '.join(FAMILIES)}")
+    if not args.tiny:
+        need_cuda()
     main(args.folder, args.families or list(FAMILIES), TINY if args.tiny else REAL)

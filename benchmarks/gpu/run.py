@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.gpu.machine import ceilings, describe
+from benchmarks.gpu.machine import ceilings, describe, need_cuda
 from benchmarks.gpu.mixed_load import Arrivals, measure
 from benchmarks.gpu.models import (
     CONFIGS,
@@ -164,6 +164,8 @@ def main() -> None:
     parser.add_argument("--tiles", action="append", default=[])
     parser.add_argument("--warm", action="store_true", help="only make the kernels; several of these may run at once")
     args = parser.parse_args()
+    if any(not name.startswith("tiny-") for name in args.rows):
+        need_cuda()
     gpu = torch.cuda.is_available()
     limits = ceilings() if gpu and not args.warm else {}
     print(json.dumps({"machine": describe() if gpu else None, "ceilings": limits}), flush=True)

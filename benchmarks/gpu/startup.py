@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 
+from benchmarks.gpu.machine import need_cuda
 from benchmarks.gpu.models import CONFIGS, make_engine
 from visavis.engine import NativeEngine
 
@@ -146,5 +147,6 @@ def say(**what: Any) -> None:
 
 
 if __name__ == "__main__":
+    need_cuda()
     with torch.inference_mode():
         main(sys.argv[1], Path(sys.argv[2]))

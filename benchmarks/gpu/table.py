@@ -246,5 +246,10 @@ def page_with(table: str) -> str:
     return f"{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}"
 
 
-if __name__ == "__main__":
+def main() -> None:
     PAGE.write_text(page_with(render()), encoding="utf-8")
+    print(f"docs/{PAGE.name}: the GPU tables written, from {len(latest())} rows of {RECORD.name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from benchmarks.gpu.machine import time_ms
+from benchmarks.gpu.machine import need_cuda, time_ms
 from benchmarks.gpu.models import make_engine, weight_bytes
 from visavis.engine.kernels.cuda.sampling import GREEDY
 from visavis.engine.kernels.cuda.step import COLUMNS, DecodeStep
@@ -190,4 +190,5 @@ if __name__ == "__main__":
     parser.add_argument("out", type=Path, nargs="?")
     parser.add_argument("--compile", metavar="I/N", type=lambda text: tuple(map(int, text.split("/"))))
     args = parser.parse_args()
+    need_cuda()
     main(args.model, args.rows, args.context, args.out, args.compile)

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image
 
-from benchmarks.gpu.machine import ceilings, describe
+from benchmarks.gpu.machine import ceilings, describe, need_cuda
 from benchmarks.gpu.models import CONFIGS, make_engine
 from tests.reference.tiny_models import make_qwen2_vl
 from visavis import pixel_kernels
@@ -71,9 +70,9 @@ def load(*, engine: bool = True) -> tuple[NativeEngine | None, Family]:
 
 
 def main() -> None:
+    need_cuda()
     rng = np.random.default_rng(0)
-    limits = ceilings() if torch.cuda.is_available() else {}
-    print(json.dumps({"machine": describe() if limits else None, "ceilings": limits}), flush=True)
+    print(json.dumps({"machine": describe(), "ceilings": ceilings()}), flush=True)
     engine, family = load()
     assert engine is not None
     begin = time.perf_counter()

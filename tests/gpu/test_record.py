@@ -44,3 +44,15 @@ def test_mixed_load_and_parity_appear_once_they_are_recorded(tmp_path: Path, mon
         "yes, no | 3 of 8, then a near tie | **broken** |"
     ) in lines
     assert "| Qwen2-VL-7B dims, one 1920 × 1080 picture | failed | | | | | | **broken** |" in lines
+
+
+def test_what_was_written_is_said_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "performance.md"
+    page.write_text(f"{table.BEGIN}\nold\n{table.END}\n", "utf-8")
+    monkeypatch.setattr(table, "PAGE", page)
+    table.main()
+    count = len(table.latest())
+    assert capsys.readouterr().out == f"docs/performance.md: the GPU tables written, from {count} rows of h200.jsonl\n"
+    assert render() in page.read_text("utf-8")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -61,3 +62,14 @@ def test_a_missed_start_is_said() -> None:
         "cpu_over_import_torch": 2.0,
     }
     assert "`import torch` + 1.20 s (aimed at ≤ 1 s: **missed**)" in table.start_up(record)[-1]
+
+
+def test_what_was_written_is_said_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    page = tmp_path / "performance.md"
+    page.write_text(f"before\n{table.BEGIN}\nold\n{table.END}\nafter\n", "utf-8")
+    monkeypatch.setattr(table, "PAGE", page)
+    table.main()
+    assert capsys.readouterr().out == f"docs/performance.md: the CPU tables written, from {', '.join(table.RECORDS)}\n"
+    assert page.read_text("utf-8") == f"before\n{table.BEGIN}\n{table.render()}\n{table.END}\nafter\n"
