@@ -40,13 +40,14 @@ class Asked:
 
     def held_by(self, facts: EngineFacts) -> Quantization | None:
         """What this engine holds `quantization` as on this device; None: `dtype`. The compiled CPU kernels take int8
-        for embedding and head too, with scales in float32, and hold 4 bits as the numbers they stand for."""
+        for embedding and head too, and hold 4 bits as the numbers they stand for."""
         found = self.quantization
-        if found is None or not is_compiled(facts, self.device, self.dtype):
-            return found
-        if found.name != LOAD_TIME["int8"].name:
+        if found is None:
             return None
-        return replace(found, scale_bytes=4, embedding=True, lm_head=True)
+        found = facts.formats.get(found.name, found)
+        if not is_compiled(facts, self.device, self.dtype):
+            return found
+        return replace(found, embedding=True, lm_head=True) if found.name == LOAD_TIME["int8"].name else None
 
     def case(self, facts: EngineFacts) -> Case:
         """The question as it is for this engine."""
@@ -187,7 +188,10 @@ def _parts(asked: Asked, case: Case, facts: EngineFacts, found: Fit) -> tuple[Me
         MemoryPart("KV cache", max(0.0, found.kv_bytes), kv_why, "kv"),
     ]
     free = asked.device.total_bytes - sum(part.bytes for part in parts)
-    parts.append(MemoryPart("free", free, "not planned for", "free"))
+    unplanned = "not planned for"
+    if facts.makes_smaller and asked.device.kind == "cuda":
+        unplanned += "; part of it is what native wants free when it decides which weights fit"
+    parts.append(MemoryPart("free", free, unplanned, "free"))
     return tuple(part for part in parts if part.bytes > 0)
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from visavis.plan.quantization import Quantization
+from visavis.plan.quantization import LOAD_TIME, Quantization
 from visavis.plan.shape import ModelShape
 from visavis.plan.types import Proposal
 from visavis.plan.units import GIB
@@ -50,6 +50,7 @@ class EngineFacts:
     makes_smaller: bool = False  # weights that do not fit a card, by itself, in the order of `quantization`
     model_types: frozenset[str] | None = None  # None: all that are planned here
     quantization: Mapping[str, str] = field(default_factory=dict)  # load-time format → its flags
+    formats: Mapping[str, Quantization] = field(default_factory=dict)  # of these, where they are not LOAD_TIME's
     checkpoints: frozenset[str] = frozenset()  # methods of quantised checkpoints it runs
 
 
@@ -81,6 +82,10 @@ ENGINES: dict[str, EngineFacts] = {
         patches_per_pass=16384,
         model_types=frozenset({"llama", "qwen2", "qwen3", "qwen2_vl", "qwen2_5_vl", "qwen3_vl"}),
         quantization={"int8": "--quantization int8", "int4": "--quantization int4"},
+        formats={
+            "int8": replace(LOAD_TIME["int8"], scale_bytes=4),
+            "int4": replace(LOAD_TIME["int4"], zero_bits=8),
+        },
         checkpoints=frozenset({"awq", "gptq"}),
     ),
     "hf": EngineFacts(

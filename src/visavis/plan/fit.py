@@ -15,6 +15,7 @@ from visavis.plan.memory import (
     compiled_text_bytes,
     least_of_blocks,
     logits_bytes,
+    native_start_bytes,
     rounded_patches_bytes,
     text_activation_bytes,
     vision_activation_bytes,
@@ -46,6 +47,8 @@ ACTIVATION_SHARE = 0.15
 """Of what is left beside the weights, the most that a bigger step may take."""
 MAX_SHARE = 0.95
 LENGTH_STEP = 256
+NATIVE_SHARE = 0.97
+"""Of the free memory, what native plans with when it starts on a card (`SHARE` of engine/quantization/fit.py)."""
 CPU_PROCESS_BYTES = round(0.6 * GIB)
 """Python, torch and its libraries in one process."""
 CPU_SHARE = 0.9
@@ -174,7 +177,19 @@ def _paged(case: Case, facts: EngineFacts, tokens: int, seqs: int) -> Fit:
     else:
         # native makes no more than all running requests can use; one more block each for what is being written
         kv = min(usable - inside - case.weight_bytes - peak, (blocks + seqs) * case.kv.bytes_per_block)
+        if facts.makes_smaller:
+            kv = min(kv, _room_at_start(case, facts, tokens, seqs) - inside - case.weight_bytes)
     return Fit(tokens, seqs, images, peaks, waiting, outside, inside, share, kv)
+
+
+def _room_at_start(case: Case, facts: EngineFacts, tokens: int, seqs: int) -> float:
+    """What native leaves for weights and cache when it decides which weights fit."""
+    patches = facts.patches_per_pass or 0
+    step = native_start_bytes(
+        case.shape.text, case.shape.vision,
+        tokens=tokens, seqs=seqs, patches=patches, dtype=case.dtype, ranks=case.ranks,
+    )  # fmt: skip
+    return NATIVE_SHARE * (case.device.free_bytes - CONTEXT_BYTES) - step
 
 
 def _batch(case: Case, facts: EngineFacts, batch: int) -> Fit:

@@ -21,6 +21,7 @@ __all__ = [
     "kv_geometry",
     "least_of_blocks",
     "logits_bytes",
+    "native_start_bytes",
     "rounded_patches_bytes",
     "text_activation_bytes",
     "vision_activation_bytes",
@@ -128,6 +129,21 @@ def compiled_text_bytes(text: TextShape, tokens: int, *, dtype: str, threads: in
         in_blocks = tokens * (always + heads + q) + min(tokens, BLOCK_TOKENS * blocks) * of_block
         peak = max(peak, in_blocks + few * by_operation)
     return 4 * peak
+
+
+def native_start_bytes(
+    text: TextShape, vision: VisionShape | None, *, tokens: int, seqs: int, patches: int, dtype: str, ranks: int = 1
+) -> float:
+    """What the native engine wants free on a card, beside weights and cache, before it loads: its own rough sum
+    (`EngineSettings.step_bytes`), in which decoder, logits and a pass of `patches` patches are there at once.
+
+    Bytes of (3·intermediate + 2·(q + 2·kv) + 5·hidden) a token and of (2·intermediate + 8·hidden) a patch, and two
+    float32 copies of the logits beside those in `dtype`.
+    """
+    size = DTYPE_BYTES[dtype]
+    each = (3 * text.intermediate + 2 * (text.q_size + 2 * text.kv_size)) / ranks + 5 * text.hidden
+    pixels = patches * (2 * vision.intermediate / ranks + 8 * vision.hidden) if vision is not None else 0.0
+    return size * (tokens * each + pixels) + seqs * text.vocab * (2 * 4 + size)
 
 
 def rounded_patches_bytes(v: VisionShape, patches: int) -> float:

@@ -10,9 +10,14 @@ import torch
 
 from visavis.engine.config import EngineConfig, EngineSettings
 from visavis.engine.model_config import ModelConfig
+from visavis.engine.parallel.sharding import config_of_one
 from visavis.engine.quantization.fit import fitted, weight_bytes
 from visavis.engine.quantization.scheme import Scheme
 from visavis.errors import OptionError
+from visavis.plan import plan, stated
+from visavis.plan.engines import CONTEXT_BYTES
+from visavis.plan.memory import native_start_bytes
+from visavis.plan.shape import read_shape
 
 GIB = 1 << 30
 VL_7B = {
@@ -72,3 +77,32 @@ def test_what_was_asked_for_stays_or_is_refused_with_the_numbers() -> None:
         fitted(settings(), MODEL, 4 * GIB)
     with pytest.raises(OptionError, match="smallest step"):
         fitted(settings(max_num_batched_tokens=65536, quantization="int4"), MODEL, 10 * GIB)
+
+
+# ---- what `visavis plan` says of it -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_the_plan_knows_the_sum_by_which_weights_are_chosen(ranks: int) -> None:
+    shape = read_shape({**VL_7B, "model_type": "qwen2_vl"})
+    made = settings(max_num_batched_tokens=4096, max_num_seqs=16)
+    planned = native_start_bytes(
+        shape.text, shape.vision, tokens=4096, seqs=16, patches=16384, dtype="bfloat16", ranks=ranks
+    )
+    assert planned == made.step_bytes(config_of_one(MODEL, ranks))
+
+
+@pytest.mark.parametrize("size", [6, 8, 8.5, 9, 10, 11, 11.5, 12, 14, 16, 17, 18, 18.5, 20, 24])
+def test_a_planned_command_loads_the_weights_that_were_planned(size: float) -> None:
+    device = stated(round(size * GIB))
+    found = plan({**VL_7B, "model_type": "qwen2_vl"}, device, engines=("native",)).engine("native")
+    assert found is not None
+    free = device.free_bytes - CONTEXT_BYTES
+    if not found.fits:
+        with pytest.raises(OptionError):
+            fitted(settings(), MODEL, free)
+        return
+    names = ("max_model_len", "max_num_batched_tokens", "max_num_seqs", "kv_cache_bytes")
+    loaded, said = fitted(settings(**{name: found.value(name) for name in names}), MODEL, free)
+    assert loaded.quantization == (found.made or None)
+    assert bool(said) == bool(found.made)
