@@ -179,6 +179,29 @@ def test_a_step_on_so_many_threads_holds_what_was_predicted(
     assert 0.98 <= (planned - few) / peak <= 1.12
 
 
+def test_int8_is_made_of_the_whole_dense_model_as_the_plan_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    from tests.engines.native.compiled import need_compiled_kernels
+
+    need_compiled_kernels()
+    from visavis.engine.kernels.cpu.kernels import CpuKernels
+
+    pack, loaded = CpuKernels.weights_loaded, []
+    before = storages()
+
+    def counted(kernels: CpuKernels, model: Any) -> None:
+        loaded.append(sum(size for key, size in storages().items() if key not in before))
+        pack(kernels, model)
+
+    monkeypatch.setattr(CpuKernels, "weights_loaded", counted)
+    _engine(quantization="int8", num_blocks=64).close()
+    dense = plan(resolve_model(None).config, CPU, engines=("native",))
+    small = replace(CPU, total_bytes=2**30, free_bytes=int(loaded[0] + 0.6 * 2**30))  # a tenth of which is left alone
+    assert loaded[0] == pytest.approx(dense.weight_bytes, rel=0.03)
+    found = plan(resolve_model(None).config, small, engines=("native",), quantization="int8").engine("native")
+    assert found is not None
+    assert found.load_shortage_bytes == pytest.approx(dense.weight_bytes - 0.9 * small.free_bytes + 0.6 * 2**30, abs=99)
+
+
 def _engine(**settings: Any) -> Any:
     from visavis.engine import EngineConfig, NativeEngine
 

@@ -15,8 +15,8 @@ from visavis.plan.weights import step_bytes
 
 __all__ = ["advise"]
 
-Holds = Callable[[int, Quantization | None], float | None]
-"""(ranks, weight format) → bytes of the weights where one request of the work would fit, else None."""
+Holds = Callable[[int, Quantization | None, str], float | None]
+"""(ranks, weight format, dtype) → bytes of the weights where one request of the work would fit, else None."""
 
 OFFLOAD_BANDWIDTH = 25e9
 """Bytes a second over PCIe 4.0 ×16 from host memory, in practice."""
@@ -47,11 +47,18 @@ def _not_fitting(plan: Plan, shape: ModelShape, quantization: Quantization | Non
     weights = format_bytes(plan.weight_bytes)
     missing = min(e.shortage_bytes for e in short)
     what = f"{quantization.name if quantization else plan.dtype} weights of {weights}"
-    text = f"{what} leave no room for one request on {plan.device.name}: {format_bytes(missing)} are missing. "
+    where = f"on {plan.device.name}: {format_bytes(missing)} are missing. "
+    if all(e.load_shortage_bytes for e in short):
+        text = f"{what} cannot be loaded {where}"
+    else:
+        text = f"{what} leave no room for one request {where}"
     ways = []
+    if plan.device.kind == "cpu" and plan.dtype == "float32" and (size := holds(1, quantization, "bfloat16")):
+        made = f"{quantization.name} weights made of bfloat16 ones" if quantization else "bfloat16 weights"
+        ways.append(f"{made} ({format_bytes(size)}, --dtype bfloat16)")
     if quantization is None:
         for name in ("fp8", "int8", "int4"):
-            if (size := holds(plan.tensor_parallel_size, LOAD_TIME[name])) is not None:
+            if (size := holds(plan.tensor_parallel_size, LOAD_TIME[name], plan.dtype)) is not None:
                 ways.append(f"{name} weights ({format_bytes(size)}{', also as AWQ or GPTQ' if name == 'int4' else ''})")
     heads = [shape.text.heads, *([shape.vision.heads] if shape.vision else [])]
     if plan.device.kind == "cuda":
@@ -59,7 +66,7 @@ def _not_fitting(plan: Plan, shape: ModelShape, quantization: Quantization | Non
             if (
                 ranks > plan.tensor_parallel_size
                 and all(h % ranks == 0 for h in heads)
-                and holds(ranks, quantization) is not None
+                and holds(ranks, quantization, plan.dtype) is not None
             ):
                 ways.append(f"{ranks} such cards (--tensor-parallel-size {ranks})")
                 break
@@ -70,7 +77,7 @@ def _not_fitting(plan: Plan, shape: ModelShape, quantization: Quantization | Non
             f"{format_bytes(missing)} of weights kept in host memory ({', '.join(named)}): every step reads them over "
             f"PCIe, {1000 * seconds:.0f} ms more a token"
         )
-    if any(_room(plan, engine) > 0 for engine in short):
+    if any(_room(plan, engine) > 0 and not engine.load_shortage_bytes for engine in short):
         ways.append("smaller images, a shorter prompt or a shorter answer: the weights alone do fit")
     if not ways:
         names = ", ".join(e.engine for e in short)

@@ -63,6 +63,7 @@ def _engine(engine: EnginePlan) -> dict[str, Any]:
         "kv_tokens": engine.kv_tokens,
         "requests_at_once": engine.requests_at_once,
         "shortage_bytes": round(engine.shortage_bytes),
+        "load_shortage_bytes": round(engine.load_shortage_bytes),
         "made": engine.made or None,
         "settings": [asdict(proposal) for proposal in engine.proposals],
         "launch": engine.launch,

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from visavis.plan.devices import Device
 from visavis.plan.engines import EngineFacts, launch_command, refusal
-from visavis.plan.fit import Case, Fit, fit, held_without_limit, is_compiled, overhead_why, requests_held
+from visavis.plan.fit import Case, Fit, fit, held_without_limit, is_compiled, load_shortage, overhead_why, requests_held
 from visavis.plan.memory import KvGeometry, kv_geometry
 from visavis.plan.proposals import propose
 from visavis.plan.quantization import LOAD_TIME, Quantization
@@ -49,6 +49,12 @@ class Asked:
             return found
         return replace(found, embedding=True, lm_head=True) if found.name == LOAD_TIME["int8"].name else None
 
+    def _load_bytes(self, facts: EngineFacts) -> float:
+        """The compiled CPU kernels make int8 of a whole model in `dtype`."""
+        if self.held_by(facts) is None or not is_compiled(facts, self.device, self.dtype):
+            return 0.0
+        return sum(weight_bytes(self.shape, dtype=self.dtype).values())
+
     def case(self, facts: EngineFacts) -> Case:
         """The question as it is for this engine."""
         # transformers lays whole layers over the cards: weights and cache are divided, a step's activations are not.
@@ -63,6 +69,7 @@ class Asked:
             ranks=ranks,
             dtype=self.dtype,
             weight_bytes=sum(weights.values()) / spread,
+            load_bytes=self._load_bytes(facts),
             kv=KvGeometry(math.ceil(kv.bytes_per_token / spread), BLOCK_SIZE),
             spread=spread,
         )
@@ -106,20 +113,22 @@ def _plan_as_it_is(asked: Asked, facts: EngineFacts, *, dtype_asked: str, kv_ask
     case = asked.case(facts)
     found = fit(case, facts)
     held = requests_held(case, found.kv_bytes)
+    loading = load_shortage(case, facts)
     needed = case.kv.blocks_for(case.work.tokens) * case.kv.bytes_per_block
     blocks = case.kv.blocks(found.kv_bytes)
     plan = EnginePlan(
         engine=facts.name,
-        fits=held >= 1,
+        fits=held >= 1 and not loading,
         verdict=_verdict(case, facts, found, held, needed) + _widened(asked, facts),
         parts=_parts(asked, case, facts, found),
         activations=found.activations,
         kv_blocks=blocks,
         kv_tokens=blocks * case.kv.block_size,
         requests_at_once=held,
-        shortage_bytes=max(0.0, needed - found.kv_bytes) if held < 1 else 0.0,
+        shortage_bytes=max(loading, needed - found.kv_bytes) if held < 1 else loading,
+        load_shortage_bytes=loading,
     )
-    if held < 1:
+    if not plan.fits:
         return plan
     proposals = propose(
         case,
@@ -154,6 +163,10 @@ def _widened(asked: Asked, facts: EngineFacts) -> str:
 
 
 def _verdict(case: Case, facts: EngineFacts, found: Fit, held: int, needed: float) -> str:
+    loading = load_shortage(case, facts)
+    if loading and (held >= 1 or loading > needed - found.kv_bytes):
+        whole = f"the weights, {format_bytes(case.load_bytes)} in {case.dtype} until all are there"
+        return f"does not fit: {format_bytes(loading)} are missing to load {whole}"
     if held < 1:
         missing = format_bytes(needed - found.kv_bytes)
         return f"does not fit: {missing} are missing for one request of {case.work.tokens} tokens"

@@ -34,6 +34,7 @@ __all__ = [
     "fit",
     "held_without_limit",
     "is_compiled",
+    "load_shortage",
     "overhead_why",
     "proposed_length",
     "requests_held",
@@ -68,6 +69,7 @@ class Case:
     dtype: str
     weight_bytes: float  # of one rank
     kv: KvGeometry
+    load_bytes: float = 0.0  # of the weights until all are loaded, where they are made smaller then
     spread: int = 1  # cards that whole layers are laid over, one card working after another
 
 
@@ -138,6 +140,11 @@ def proposed_length(case: Case) -> int:
 def requests_held(case: Case, kv_bytes: float) -> int:
     """Whole requests of the workload that `kv_bytes` hold."""
     return case.kv.blocks(kv_bytes) // case.kv.blocks_for(case.work.tokens)
+
+
+def load_shortage(case: Case, facts: EngineFacts) -> float:
+    """Bytes that are missing while the weights load."""
+    return max(0.0, case.load_bytes - _usable(case, facts))
 
 
 def _batched_tokens(case: Case, facts: EngineFacts) -> int:

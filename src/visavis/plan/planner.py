@@ -13,7 +13,7 @@ from visavis.plan.advice import advise
 from visavis.plan.devices import Device
 from visavis.plan.engine_plan import BLOCK_SIZE, Asked, plan_engine, weight_parts
 from visavis.plan.engines import ENGINES, EngineFacts, refusal
-from visavis.plan.fit import fit, requests_held
+from visavis.plan.fit import fit, load_shortage, requests_held
 from visavis.plan.memory import KV_DTYPE_BYTES, kv_geometry
 from visavis.plan.quantization import Quantization, by_name
 from visavis.plan.shape import DTYPE_BYTES, ModelShape, read_shape
@@ -137,8 +137,9 @@ class _Question:
     asked: Asked
     facts: Sequence[EngineFacts]
 
-    def holds(self, ranks: int, quantization: Quantization | None) -> float | None:
-        other = replace(self.asked, ranks=ranks, quantization=quantization)
+    def holds(self, ranks: int, quantization: Quantization | None, dtype: str) -> float | None:
+        kv_dtype = dtype if self.asked.kv_dtype == self.asked.dtype else self.asked.kv_dtype
+        other = replace(self.asked, ranks=ranks, quantization=quantization, dtype=dtype, kv_dtype=kv_dtype)
         able = (one for one in self.facts if _could_run(other, one) and _holds_one(other, one))
         return next((other.case(one).weight_bytes for one in able), None)
 
@@ -156,7 +157,7 @@ def _could_run(asked: Asked, facts: EngineFacts) -> bool:
 
 def _holds_one(asked: Asked, facts: EngineFacts) -> bool:
     case = asked.case(facts)
-    return requests_held(case, fit(case, facts).kv_bytes) >= 1
+    return requests_held(case, fit(case, facts).kv_bytes) >= 1 and not load_shortage(case, facts)
 
 
 def _known(name: str) -> EngineFacts:

@@ -58,6 +58,7 @@ class EnginePlan:
     kv_tokens: int = 0
     requests_at_once: int = 0  # whole requests of the workload that the KV cache holds
     shortage_bytes: float = 0.0  # what is missing for one request
+    load_shortage_bytes: float = 0.0  # what is missing while the weights load
     made: str = ""  # what the engine makes of the weights by itself, as they do not fit otherwise: int8, int4
     proposals: tuple[Proposal, ...] = ()
     launch: str = ""

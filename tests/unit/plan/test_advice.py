@@ -122,8 +122,13 @@ def test_on_a_cpu_only_what_is_smaller_there_is_offered() -> None:
     for quantization in (None, "int4"):
         text = advice(qwen2_vl_7b(), machine, "does not fit", engines=("native",), quantization=quantization)
         assert text.startswith("float32 weights of 30.89 GiB")
-        assert "int8 weights (9.62 GiB)" in text  # embedding and head too; the vision tower in float32
+        assert "bfloat16 weights (15.44 GiB, --dtype bfloat16)" in text
+        assert "int8" not in text  # made of all the weights in float32
         assert "int4" not in text
+    text = advice(qwen2_vl_7b(), machine, "does not fit", engines=("native",), quantization="int8")
+    assert text.startswith("int8 weights of 9.62 GiB cannot be loaded on CPU: 13.49 GiB are missing")  # 30.89 - 17.4
+    assert "int8 weights made of bfloat16 ones" in text
+    assert "smaller images" not in text
 
 
 def test_what_cannot_help_is_not_offered() -> None:

@@ -121,7 +121,7 @@ def test_the_short_answer_has_picture_commands_and_warnings_and_leaves_reasons_t
 
 def test_why_says_what_the_memory_beside_the_weights_is_made_of() -> None:
     machine = Device("cpu", "CPU", 32 * 2**30, 20 * 2**30, 1, None, "test", cores=2)
-    result = plan(qwen2_vl_7b(), machine, engines=("native",), quantization="int8")
+    result = plan(qwen2_vl_7b(), machine, engines=("native",), quantization="int8", dtype="bfloat16")
     text = " ".join(shown(result, width=140).split())
     assert "process (Python, torch, libraries) 614.40 MiB, and 10% of 20.00 GiB free memory left alone" in text
     peaks = {part.name: part.bytes for part in result.engines[0].activations}

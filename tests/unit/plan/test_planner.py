@@ -195,6 +195,15 @@ def test_int8_on_a_cpu_takes_embedding_and_head_and_on_a_gpu_leaves_them() -> No
     assert found["embedding"] == found["lm_head"] == 152064 * 3584 * 2
 
 
+def test_int8_on_a_cpu_is_made_of_the_whole_model_which_has_to_be_loaded_first() -> None:
+    small = dataclasses.replace(MACHINE, total_bytes=32 * GIB, free_bytes=24 * GIB)
+    found = engine(plan(qwen2_vl_7b(), small, engines=("native",), quantization="int8"), "native")
+    assert not found.fits
+    # 24 GiB less a tenth and 0.6 of the process, for 30.89
+    assert "9.89 GiB are missing to load the weights, 30.89 GiB in float32 until all are there" in found.verdict
+    assert plan(qwen2_vl_7b(), small, engines=("native",), quantization="int8", dtype="bfloat16").fits
+
+
 # ---- proposals and commands ---------------------------------------------------------------------------------
 
 
