@@ -96,7 +96,8 @@ def ceiling(record: dict[str, Any]) -> list[str]:
         "",
         f"A step of one request reads {WEIGHT_BYTES / 1e6:.0f} MB of bfloat16 weights, so reading bounds its tokens a "
         f"second. What both cores read in each round ({record['read']['how']}), the tokens a second that this "
-        f"allows, and those of native bf16: {each}.",
+        f"allows, and those of native bf16: {each}. Memory drifts within a round, so a figure can lie above its "
+        "reading.",
     ]
 
 
