@@ -20,6 +20,7 @@ from visavis.engine.block_pool import BlockPool
 from visavis.engine.communicator import ALONE, Communicator
 from visavis.engine.config import EngineConfig, EngineSettings, free_memory
 from visavis.engine.encoder import VisionEncoder
+from visavis.engine.forks import check_process, refuse_fork
 from visavis.engine.kernels.choose import choose_kernels
 from visavis.engine.loader import tensor_names
 from visavis.engine.model_config import ModelConfig
@@ -90,7 +91,7 @@ class NativeEngine:
         self.model_config = c = config_of_one(whole, ranks, self.settings.scheme)
         # Not more threads than may run, unless the user says so: torch counts the machine's cores, not a container's.
         threads = self.settings.threads or min(torch.get_num_threads(), max(usable_cores() // ranks, 1))
-        _refuse_fork(threads)
+        refuse_fork(threads)
         if threads != torch.get_num_threads():
             torch.set_num_threads(threads)
         if self.settings.scheme is not None and self.settings.scheme.is_checkpoint:
@@ -336,25 +337,7 @@ class NativeEngine:
     def _check_open(self) -> None:
         if self._closed:
             raise BackendError("the engine is closed")
-        if os.getpid() != self._process_id:  # threads, and what a device holds, stay behind in a fork
-            raise BackendError(
-                "the engine was loaded before this process was forked; start the child by spawn, and load it there"
-            )
-
-
-_process: int | None = None  # that loaded an engine first
-
-
-def _refuse_fork(threads: int) -> None:
-    """OpenMP's threads stay behind in a fork, and its next parallel loop waits for them for ever."""
-    global _process
-    if _process is None:
-        _process = os.getpid()
-    elif _process != os.getpid() and threads > 1:
-        raise BackendError(
-            "this process was forked from one that had loaded an engine, and torch's threads did not come along; "
-            "start it by spawn, or load with threads=1"
-        )
+        check_process(self._process_id)
 
 
 def _lead(folder: Path | str, config: ModelConfig, settings: EngineSettings, threads: int) -> Communicator:

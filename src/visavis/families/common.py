@@ -22,6 +22,7 @@ from visavis.prompt import BoxFormat
 __all__ = ["FolderFamily", "media_hash"]
 
 PIECE = 512 << 10
+"""Bytes that are hashed by themselves; a change of it changes every picture's hash."""
 _BOX_FORMATS: tuple[str, ...] = get_args(BoxFormat)
 
 

@@ -10,6 +10,7 @@ from typing import Any, ClassVar
 
 import torch
 
+from visavis.engine.forks import check_process
 from visavis.engine.kernels.cpu.build import BuildError, find_library
 from visavis.errors import BackendError
 
@@ -139,10 +140,7 @@ class Workers:
 
     def check(self) -> None:
         """Raises where a job would find no threads."""
-        if not self.here:  # its threads stayed in the parent: a job would wait for them for ever
-            raise BackendError(
-                "the engine was loaded before this process was forked; start the child by spawn, and load it there"
-            )
+        check_process(self._process)
         if self._handle is None:
             raise BackendError("the engine is closed")
 

@@ -108,15 +108,9 @@ class DecodeStep:
             qk_norm=None if layer.qk_norm is None else (layer.qk_norm[0].weight, layer.qk_norm[1].weight),
             eps=layer.input_norm.eps, later=isinstance(layer.output.weight, torch.Tensor),
         )  # fmt: skip
+        output = layer.output
         self._product(
-            "output",
-            attended,
-            layer.output.weight,
-            layer.output.bias,
-            x,
-            residual=True,
-            then=layer.mlp_norm,
-            parts=parts,
+            "output", attended, output.weight, output.bias, x, residual=True, then=layer.mlp_norm, parts=parts
         )
         gate_up = layer.gate_up
         self._product("gate_up", x, gate_up.weight, gate_up.bias, inner, norm=layer.mlp_norm, silu=True)

@@ -3,6 +3,7 @@ torch's."""
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 
@@ -12,6 +13,7 @@ from visavis.engine.kernels.base import Linear, Norm
 from visavis.engine.kernels.cuda.kernels import CudaKernels
 from visavis.engine.kernels.triton.launch_vision import VisionLauncher
 from visavis.engine.kernels.vision import LayerNorm, VisionOps
+from visavis.engine.models.vision_layout import Grid
 from visavis.patches import byte_values
 from visavis.prompt import PatchRule, PreparedMedia
 
@@ -31,10 +33,9 @@ class CudaVision(VisionOps):
 
     def patches(self, media: Sequence[PreparedMedia], rules: Sequence[PatchRule]) -> torch.Tensor:
         """In the tower's dtype, from the bytes: a quarter or an eighth of what the floats would be to send."""
-        counts = [_num_patches(item) for item in media]
-        for item in media:
-            assert item.grid is not None  # checked on arrival
-            self._frames[item.grid[1] * item.grid[2]] += item.grid[0]
+        counts = [math.prod(_grid(item)) for item in media]
+        for frames, rows, columns in map(_grid, media):
+            self._frames[rows * columns] += frames
         size = 3 * rules[0].temporal_patch_size * rules[0].patch_size ** 2
         out = torch.empty((sum(counts), size), device=self.kernels.device, dtype=self.kernels.dtype)
         for item, rule, part in zip(media, rules, out.split(counts), strict=True):
@@ -89,7 +90,6 @@ def flash_attention(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.
     return out
 
 
-def _num_patches(item: PreparedMedia) -> int:
+def _grid(item: PreparedMedia) -> Grid:
     assert item.grid is not None  # checked on arrival
-    t, h, w = item.grid
-    return t * h * w
+    return item.grid
